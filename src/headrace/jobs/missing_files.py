@@ -144,6 +144,7 @@ class MissingFiles:
                 missing.ids.append(id)
                 missing.sizes.append(size_bytes)
                 missing.spilled += self._is_spilled(FileId(id))
+                self._store.sealed.leave_memory(FileId(id))
         return missing
 
     def _is_spilled(self, id: FileId) -> bool:

@@ -160,7 +160,13 @@ class Attachments:
         trace = await self._trace(path, parsed, options, check=check)
         shown = NamespaceOrigin(origin)
         mount = Mount(path, parsed, shown, self._config.sync_interval_s, origin.circuit)
-        self._namespace.mount_points.attach(mount, known=known)
+        try:
+            self._namespace.mount_points.attach(mount, known=known)
+        except HeadraceError:
+            if trace is not None:
+                trace.close()
+            await origin.close()
+            raise
         self._paces.add(pace)
         self._events.add(path, parsed, options)
         if trace is not None:

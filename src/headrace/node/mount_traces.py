@@ -10,9 +10,11 @@ import asyncio
 import logging
 import os
 import secrets
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, UsageError
 from headrace.base.namespace_path import is_at_or_below
@@ -30,6 +32,8 @@ HOP_SHARE = 0.7
 """The part of its time that a cluster gives to those behind it, so that its own answer comes in time."""
 BRANCHES_MAX = 16
 """Mounts of far clusters that are asked for one question."""
+PASSED_ON_MAX = 64
+"""Questions of others that a node passes on within LIMIT_S: clusters that mount each other would multiply them."""
 
 
 class MountTraces:
@@ -40,6 +44,7 @@ class MountTraces:
         self._link = link
         self._own = secrets.token_hex(8) if link is None else link.info.instance
         self._far: dict[str, FarTrace] = {}
+        self._passed_on_s: deque[float] = deque(maxlen=PASSED_ON_MAX)
         self.handlers: Mapping[type, Any] = {TraceMount: self._answer}
 
     async def check(self, path: str, trace: FarTrace) -> None:
@@ -78,11 +83,25 @@ class MountTraces:
         if request.instance in self._instances() and _overlap(path, mount):
             return MountTraced(leads_back=True)
         behind = self._behind(path)[:BRANCHES_MAX]
-        if behind and request.hops >= HOPS_MAX:
+        if not behind:
+            return MountTraced(leads_back=False)
+        if request.hops >= HOPS_MAX:
             return MountTraced(leads_back=True)
+        self._check_load()
         limit_s = LIMIT_S * HOP_SHARE ** (request.hops + 1)
         questions = [self._ask(trace, below, request, limit_s) for trace, below in behind]
         return MountTraced(leads_back=any(await asyncio.gather(*questions)))
+
+    def _check_load(self) -> None:
+        """Raise UsageError if too many questions were passed on lately."""
+        now_s, times = monotonic_s(), self._passed_on_s
+        if len(times) == PASSED_ON_MAX and now_s - times[0] < LIMIT_S:
+            raise UsageError(
+                "the question where a mount leads",
+                why=f"more than {PASSED_ON_MAX} such questions came within {LIMIT_S:g} s",
+                hint="add the mount again later",
+            )
+        times.append(now_s)
 
     async def _ask(self, trace: FarTrace, below: str, request: TraceMount, limit_s: float) -> bool:
         try:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import OriginUnavailableError, UsageError
 from headrace.namespace.mounts import Mount, MountTable
-from headrace.node.mount_traces import BRANCHES_MAX, MountTraces
+from headrace.node.mount_traces import BRANCHES_MAX, LIMIT_S, PASSED_ON_MAX, MountTraces
 from headrace.origin.memory import MemoryOrigin
 from headrace.wire.trace_messages import HOPS_MAX, TraceMount
 
@@ -120,6 +121,22 @@ async def test_a_question_has_a_bounded_cost() -> None:
         second.attach(f"/m{number}", third.far(f"/{number}"))
     await TracedCluster().check("/data", second.far())
     assert third.asked == BRANCHES_MAX
+
+
+async def test_a_flood_of_questions_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clusters that mount each other more than once would multiply the questions of one caller."""
+    second, third = TracedCluster(), TracedCluster()
+    for number in range(4):
+        second.attach(f"/m/{number}", third.far("/m"))
+        third.attach(f"/m/{number}", second.far("/m"))
+    await TracedCluster().check("/data", second.far("/m"))
+    assert second.asked + third.asked <= 1 + 2 * 4 * PASSED_ON_MAX
+    now_s = monotonic_s() + LIMIT_S
+    monkeypatch.setattr("headrace.node.mount_traces.monotonic_s", lambda: now_s)
+    second.asked = third.asked = 0
+    with pytest.raises(UsageError, match="leads back"):
+        await third.check("/m/3", second.far("/m/3"))
+    assert second.asked >= 1
 
 
 async def test_a_mount_that_is_gone_leads_nowhere() -> None:
