@@ -22,7 +22,7 @@ FORMS = {
     "https://host": "https://host",
     "https://host/": "https://host",
     "HTTPS://host:8443/a/b%20c/": "https://host:8443/a/b%20c",
-    "http://[::1]:80/a": "http://[::1]:80/a",
+    "http://[::1]:80/a": "http://[::1]/a",
     "file:///": "file:///",
     "file:///srv/data/": "file:///srv/data",
     "file:///srv/../data//x": "file:///data/x",
