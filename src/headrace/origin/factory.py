@@ -35,7 +35,8 @@ FAR_CLUSTER = "headrace"
 OBJECT_STORES = ("s3", "gs", "az", "http", "https")
 _BUCKET = re.compile(r"[^\s/?#:%\\\[\]]+")
 """Matches bucket names. A name becomes a part of a host's name or of a path, and must add nothing else to a URL."""
-_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::([0-9]{1,5}))?")
 _SIGNED = re.compile(r"[?&](sig|signature|x-amz-signature|x-goog-signature)=", re.IGNORECASE)
 KNOWN = "s3, gs, az (abfs), http, https, headrace, file, memory, synthetic"
 
@@ -201,8 +202,12 @@ def _parse_web(scheme: str, rest: str) -> str:
         raise UsageError(
             f"{scheme}://{host}/…", why="a URL with ? or # names no file or directory of a web server"
         )
-    host = host.lower().removesuffix(_DEFAULT_PORTS[scheme])
-    return f"{scheme}://{host}/{path}".rstrip("/")
+    match = _HOST.fullmatch(host.lower())
+    if match is None or int(match[2] or 1) > 65535:
+        raise UsageError(f"{scheme}://{host}/…", why="the URL has no host, or no port from 0 to 65535")
+    port = int(match[2] or _DEFAULT_PORTS[scheme])
+    shown_port = "" if port == _DEFAULT_PORTS[scheme] else f":{port}"
+    return f"{scheme}://{match[1]}{shown_port}/{path}".rstrip("/")
 
 
 def _known_to_fsspec(scheme: str) -> None:
