@@ -55,6 +55,7 @@ def headrace(place: Workplace, server: S3Server) -> Contender:
     options = ", ".join(f'{key} = "{value}"' for key, value in server.options().items())
     with open(f"{folder}/config.toml", "w") as out:
         out.write(f'[mounts."/{server.bucket}"]\nurl = "{server.url()}"\noptions = {{ {options} }}\n')
+        os.fchmod(out.fileno(), 0o600)  # it has secrets
     with open(f"{folder}/keys", "w") as out:
         out.write(KEYS.format(server.access_key, server.secret_key))
         os.fchmod(out.fileno(), 0o600)
