@@ -54,11 +54,8 @@ NO_WARNINGS = ("unit", "conformance", "model", "security")
 """The directories in which an unexpected warning of the test's own process fails it."""
 
 NO_WARNINGS_OF_SERVICES = (
-    "faults",
     "integration/bench",
     "integration/cli",
-    "integration/cluster",
-    "integration/door",
     "integration/exclusive",
     "integration/fuse",
     "integration/models",

@@ -60,8 +60,11 @@ class Started:
         }
 
     def _files(self) -> dict[str, str]:
-        folder = f"/proc/{self.process.pid}/fd"
-        return {fd: os.readlink(f"{folder}/{fd}") for fd in os.listdir(folder)}
+        folder, files = f"/proc/{self.process.pid}/fd", {}
+        for fd in os.listdir(folder):
+            with contextlib.suppress(FileNotFoundError):  # it was open only for an import
+                files[fd] = os.readlink(f"{folder}/{fd}")
+        return files
 
 
 @pytest.fixture

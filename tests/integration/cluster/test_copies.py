@@ -234,6 +234,7 @@ open('low/b', 'ab').write(b'more')
     node = writer.kill("node", signal.SIGSTOP)
     try:
         wait_until(lambda: tree_of(cluster.truth) == expected, 60.0)
+        wait_until(lambda: bool(list((other.cache / "copies").rglob("taken.db"))))
     finally:
         os.kill(node, signal.SIGCONT)
     Writer(writer.mount).run(
