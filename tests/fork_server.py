@@ -467,7 +467,7 @@ LAZY = (
 """Modules that are imported only when they are needed, by most processes."""
 
 EXTRAS = ("aetcd", "aetcd.rpc.rpc_pb2_grpc", "grpc.aio", "grpc.experimental")
-"""What nodes of a cluster import, where it is installed."""
+"""Modules that nodes of a cluster import, where they are installed."""
 
 
 def serve(connection: socket.socket, area: Area, cloning: Cloning) -> tuple[str, list[str]]:

@@ -183,7 +183,7 @@ def handshake(api: Api, **headers: str) -> Any:
 
 
 def test_a_sender_of_cloud_events_is_confirmed(api: Api) -> None:
-    """As Azure Event Grid asks. The posts that follow need the token."""
+    """Azure Event Grid asks without the token. The posts that follow need it."""
     answer = handshake(api, WebHook_Request_Origin="eventgrid.azure.net", WebHook_Request_Rate="120")
     assert answer.status == 200 and answer.body == b""
     headers = {name.lower(): value for name, value in answer.headers.items()}

@@ -56,7 +56,7 @@ class Module:
 
 
 class Survey(Generic[Finding]):
-    """What one function finds in each module of some folders."""
+    """Holds what one function finds in each module of some folders."""
 
     def __init__(self, look: Callable[[Module], Iterable[Finding]], folders: tuple[str, ...]) -> None:
         self._look = look

@@ -26,11 +26,13 @@ log = logging.getLogger(__name__)
 
 
 def is_whole(store: Store, id: FileId, *, may_be_lost: bool = False) -> bool:
-    """Return whether the cache has the bytes of a file. may_be_lost: also where a restart of the host loses them."""
+    """Return whether the cache has the bytes of a file, not in the spill. may_be_lost: also where a restart of the host
+    loses them."""
     cached = store.index.cached(id)
     return (
         cached is not None
         and cached.trusted
+        and store.volumes[cached.volume] is not store.spill
         and (may_be_lost or store.space.tiered.outlives_restart(store.volumes[cached.volume]))
         and store.holds(cached)
     )

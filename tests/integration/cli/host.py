@@ -150,7 +150,7 @@ class Host:
         return json.loads(done.stdout)
 
     def stats(self, *names: str) -> list[dict[str, Any]]:
-        """What `headrace stat --json` prints of paths below the mount, by one process for all."""
+        """Return what `headrace stat --json` prints of paths below the mount, by one process for all."""
         done = fork_server.run(
             [self.python, "-c", STATS, *(self.mount / name for name in names)],
             env=self.environment,

@@ -22,7 +22,7 @@ BUSY = (
     "the handover failed",
     "changes were not replicated, retrying",
 )
-"""What nodes may warn of where the machine does other things, so that a live peer seems dead. No read fails by it."""
+"""Warnings of nodes on a busy machine, where a live peer seems dead. No read fails by them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
