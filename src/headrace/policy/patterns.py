@@ -14,6 +14,8 @@ WILDCARDS_MAX = 5
 """Most wildcards of a pattern, with two for each `**` that is not at its end. The time of a match grows with a power of
 their number, and others choose the names of files."""
 _WILDCARD = frozenset("*?[")
+_LIBRARY_END = "|$)"
+_END = r"|\Z)"
 
 
 class PathPatterns:
@@ -29,7 +31,8 @@ class PathPatterns:
         for pattern in patterns:
             _check(pattern)
         self.texts = tuple(patterns)
-        self._spec = PathSpec([_compiled(pattern) for pattern in patterns])
+        # The other backends read the text of an expression alone, without its flags.
+        self._spec = PathSpec([_compiled(pattern) for pattern in patterns], backend="simple")
         positive = [pattern.removeprefix("!") for pattern in patterns]
         by_name = [pattern for pattern in positive if not pattern.endswith(("/**", "/"))]
         self.literals = frozenset(
@@ -64,7 +67,14 @@ def _check(pattern: str) -> None:
 
 
 def _compiled(pattern: str) -> GitIgnoreSpecPattern:
+    """Return a compiled pattern. The library's own expressions treat newlines specially: `.` matches none, and `$`
+    matches before the last. A user could evade a rule by naming files so."""
     try:
-        return GitIgnoreSpecPattern(pattern)
+        regex, include = GitIgnoreSpecPattern.pattern_to_regex(pattern)
+        if regex is None:
+            return GitIgnoreSpecPattern(None)
+        if regex.endswith(_LIBRARY_END):  # its one `$` that is no literal
+            regex = regex.removesuffix(_LIBRARY_END) + _END
+        return GitIgnoreSpecPattern(re.compile(regex, re.DOTALL), include)
     except (ValueError, IndexError, re.error) as error:
         raise ValueError(f"{pattern!r} is no pattern of .gitignore") from error
