@@ -184,7 +184,7 @@ def no_task_is_left(anyio_backend: tuple[str, dict[str, LoopFactory]]) -> Iterat
         loop = cast(Any, runner).get_loop()
         tasks = [task for task in asyncio.all_tasks(loop) if "TestRunner" not in str(task)]
         if tasks:  # some are about to end, as those of grpc whose channel was closed
-            loop.run_until_complete(asyncio.wait(tasks, timeout=1))
+            loop.run_until_complete(asyncio.wait(tasks, timeout=30))
         left = [task for task in tasks if not task.done()]
     assert not left, f"left running: {left}"
 

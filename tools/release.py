@@ -68,7 +68,9 @@ def export(commit: str, folder: Path) -> Path:
     archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
     source = folder / "source"
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        files.extractall(source, filter="data")
+        # Python before 3.11.4, as Debian 12 has it, knows no filters. The archive is of our own files.
+        files.extraction_filter = getattr(tarfile, "data_filter", None)
+        files.extractall(source)
     return source
 
 

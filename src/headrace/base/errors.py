@@ -200,7 +200,7 @@ class StoreError(HeadraceError, OSError):
 
 
 class FileInUseError(StoreError):
-    """A program writes a file of an exclusive directory, or has it open for writing; it is uploaded later."""
+    """A program writes a file that is being uploaded, or has it open for writing; it is uploaded later."""
 
     code = "store.in_use"
 

@@ -55,8 +55,11 @@ class FilePutSource:
             offset += count
         return body
 
-    def ended(self, offset: int) -> StoreError:
-        return StoreError(self._name, why=f"the file to upload ends at {offset} of {self.size_bytes} bytes")
+    def ended(self, offset: int) -> FileInUseError:
+        """Return the error of a file that lacks bytes: a program shortened it. The kernel sets its size before its
+        times, so these need not have changed yet."""
+        why = f"a program shortened it to {offset} of {self.size_bytes} bytes during its upload"
+        return FileInUseError(self._name, why=why)
 
 
 class UnchangedFileSource(FilePutSource):
@@ -78,7 +81,7 @@ class UnchangedFileSource(FilePutSource):
         self.check()
 
     def check(self) -> None:
-        """Raise FileInUseError if the file was written since that state. The kernel sets the times before the bytes."""
+        """Raise FileInUseError if the file was written since that state. A write sets the times before the bytes."""
         if os.fstat(self.file).st_ctime_ns != self._ctime_ns:
             raise FileInUseError(self._name, why="a program wrote it during its upload")
 
@@ -90,11 +93,6 @@ class UnchangedFileSource(FilePutSource):
         body = super().pread(start, end)
         self.check()
         return body
-
-    def ended(self, offset: int) -> StoreError:
-        """Return the error of a file that lacks bytes. Raise FileInUseError if a program shortened it."""
-        self.check()
-        return super().ended(offset)
 
 
 class BytesPutSource:

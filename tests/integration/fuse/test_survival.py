@@ -162,7 +162,7 @@ def test_unfit_mountpoints(mounter: Mounter, tmp_path: Path, kind: str) -> None:
 def test_the_probe_is_quick() -> None:
     """It forks: so in a process of its own."""
     code = "import time; t = time.monotonic(); from headrace.fuse.probe import probe; r = probe()"
-    code += "; print(r.works, r.reason, time.monotonic() - t < 1)"
+    code += "; print(r.works, r.reason, time.monotonic() - t < 10)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True
     )

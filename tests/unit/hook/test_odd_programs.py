@@ -70,4 +70,4 @@ def test_the_exit_of_a_program_waits_little_for_a_node_that_never_answers(
     tmp_path: Path, silent_node: Path
 ) -> None:
     begin_s = float(run(tmp_path, silent_node, "-c", ENDING)[0])
-    assert time.monotonic() - begin_s < 4
+    assert time.monotonic() - begin_s < 20  # without a limit of its own it is that of requests, 30 s
