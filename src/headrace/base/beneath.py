@@ -174,6 +174,11 @@ class SafePath:
     def __repr__(self) -> str:
         return os.fsdecode(self.root.path + self.path)
 
+    @property
+    def parent(self) -> SafePath:
+        """Return the directory of the name; the root is its own."""
+        return SafePath(self.root, self.path[: self.path.rfind(b"/")] or b"/")
+
     def _in_parent(self, call: Callable[[int, bytes], Result]) -> Result:
         """Return the result of a call that gets a descriptor of a directory and a path relative to it."""
         directory, name = self.root.parent_of(self.path)

@@ -6,6 +6,7 @@ from headrace.base import failpoint
 from headrace.base.beneath import EXCHANGE, NOREPLACE, WHITEOUT, SafePath
 from headrace.base.model import Version
 from headrace.base.namespace_path import is_at_or_below, split
+from headrace.overlay.kept_times import keeping_times
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.marks import make_removed, make_whiteout, set_base
 from headrace.overlay.moves import unmark
@@ -26,7 +27,8 @@ def hide(upper: Upper, path: bytes, base: Version | None) -> None:
 def hide_missing(upper: Upper, path: bytes, base: Version | None, *, directory: bool = False) -> bytes | None:
     """Hide a name that reached the origin after it was removed here, so that the node removes it there. Whiteouts
     and removed directories are created for the name, and for missing directories above it. Return the topmost path
-    that was created, or that the caller must examine; None if the name exists here. The caller holds the lock."""
+    that was created, or that the caller must examine; None if the name exists here. The caller holds the lock. No
+    program sees this change, so the directory keeps its times."""
     if upper.at(path).exists():
         return None
     top, missing = path, [split(path)[1]]
@@ -43,7 +45,8 @@ def hide_missing(upper: Upper, path: bytes, base: Version | None, *, directory: 
     else:
         make_whiteout(last, path, base)
     if upper.at(parent).is_directory():
-        chain.rename(upper.at(top), NOREPLACE)
+        with keeping_times(upper.at(parent)):
+            chain.rename(upper.at(top), NOREPLACE)
         return top
     container = upper.new()  # a file, or a whiteout, took the place of a directory above
     container.mkdir(0o700)

@@ -25,6 +25,7 @@ from headrace.base.tasks import OwnedTasks
 from headrace.namespace.tree import NameTree
 from headrace.origin.retry import PATIENCE_S
 from headrace.overlay.hiding import is_removal_pending
+from headrace.overlay.kept_times import keeping_times
 from headrace.overlay.mark_names import HIDDEN_FROM_USERS, MARKS
 from headrace.overlay.upper import Upper
 from headrace.store.checksum import block_checksums
@@ -243,18 +244,14 @@ def remove_clean_file(
             # a removed directory came back with it, and the node has not handled that yet
             if is_removal_pending(upper, row.path):
                 return 0
-            directory = upper.at(split(row.path)[0])
-            times = directory.lstat()
-            upper.mark_demoted(directory.path)
-            if take is None:
-                safe_path.unlink()
-            elif take(safe_path):
-                _apply_cache_attributes(fd)
-            else:
-                return 0
-            directory.utime(
-                (times.st_atime_ns, times.st_mtime_ns)
-            )  # for programs the name stays where it was
+            upper.mark_demoted(split(row.path)[0])
+            with keeping_times(safe_path.parent):  # for programs the name stays where it was
+                if take is None:
+                    safe_path.unlink()
+                elif take(safe_path):
+                    _apply_cache_attributes(fd)
+                else:
+                    return 0
             return max(status.st_blocks * 512, int(empty_too))
         finally:
             os.close(fd)

@@ -28,6 +28,7 @@ from headrace.namespace.namespace import Namespace
 from headrace.origin.origin import Origin
 from headrace.origin.retry import PATIENCE_S
 from headrace.overlay.hiding import hide_missing
+from headrace.overlay.kept_times import keeping_times
 from headrace.overlay.marks import is_removed, is_whiteout
 from headrace.overlay.upper import Upper
 from headrace.writeback.writable_layer import WritableLayer
@@ -220,10 +221,11 @@ def drop_markers(upper: Upper, top: bytes) -> None:
     for path, status in reversed(list(upper.walk(top))):
         safe_path = upper.at(path)
         try:
-            if is_whiteout(status):
-                safe_path.unlink()
-            elif path != top and stat.S_ISDIR(status.st_mode) and is_removed(safe_path):
-                safe_path.rmdir()
+            with upper.lock, keeping_times(safe_path.parent):
+                if is_whiteout(status):
+                    safe_path.unlink()
+                elif path != top and stat.S_ISDIR(status.st_mode) and is_removed(safe_path):
+                    safe_path.rmdir()
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
                 raise

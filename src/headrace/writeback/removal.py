@@ -33,6 +33,7 @@ from headrace.namespace.namespace import Namespace
 from headrace.origin.origin import Origin
 from headrace.origin.retry import PATIENCE_S
 from headrace.overlay.hiding import hide_missing, is_removal_pending
+from headrace.overlay.kept_times import keeping_times
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.marks import base_version, is_removed, is_whiteout
 from headrace.overlay.upper import Hidden
@@ -249,14 +250,16 @@ class RemovalPropagator:
         return [row for path in gone if (row := self._journal.get(path)) is not None]
 
     def drop_marker(self, path: bytes, safe_path: SafePath) -> None:
-        """Drop a whiteout, or the BASE mark of a directory or special file."""
+        """Drop a whiteout, or the BASE mark of a directory or special file. A directory keeps its times: for programs
+        the name was removed before."""
         with self._upper.lock:
             status = safe_path.seen()
             if status is None:
                 return
             if is_whiteout(status):
                 if not self._layer.is_exclusive(path):  # there it is a device that a program made
-                    safe_path.unlink()
+                    with keeping_times(safe_path.parent):
+                        safe_path.unlink()
             elif not stat.S_ISREG(status.st_mode) and base_version(safe_path, path) is not None:
                 safe_path.removexattr(MARKS.base)
 
@@ -366,7 +369,8 @@ class RemovalPropagator:
                     self._journal.note(removed)
                 return False
             self._names.record_removal(path, is_directory=True)
-            safe_path.rmdir()
+            with keeping_times(safe_path.parent):
+                safe_path.rmdir()
             self._journal.note(removed)
         self._names.invalidate(split(path)[0])
         self._on_written([path])

@@ -190,6 +190,63 @@ async def test_the_next_node_completes_a_removal(
     again.crash()
 
 
+# ------------------------------------------------------------ times of the directory
+
+TIME_NS = 1_234_567_890_123_456_789
+
+
+def set_time(layer: LayerFixture) -> None:
+    layer.upper.at(b"/d").utime((TIME_NS, TIME_NS))
+
+
+def assert_time(layer: LayerFixture) -> None:
+    assert layer.names(b"/d") == [] and layer.upper.at(b"/d").lstat().st_mtime_ns == TIME_NS
+
+
+async def test_a_removal_that_is_persisted_leaves_the_time(layer: LayerFixture) -> None:
+    await hidden(layer)
+    set_time(layer)
+    assert await remove(layer)
+    await layer.namespace.listings.refresh_listed(b"/d")
+    assert layer.removals.drop_whiteout(PATH)
+    assert_time(layer)
+
+
+async def test_a_removed_directory_that_is_persisted_leaves_the_time(layer: LayerFixture) -> None:
+    layer.upper.at(DIRECTORY).make_directories(0o755)
+    await layer.removals.make_directory(DIRECTORY)
+    layer.upper.mark_removed(DIRECTORY)
+    set_time(layer)
+    assert await layer.removals.remove_directory(DIRECTORY)
+    assert_time(layer)
+
+
+@pytest.mark.parametrize("path", [PATH, DIRECTORY + b"/deep/f"])
+async def test_a_name_that_is_hidden_for_a_later_removal_leaves_the_time(
+    layer: LayerFixture, path: bytes
+) -> None:
+    """Its put ended after a program had removed it."""
+    layer.upper.at(b"/d").make_directories(0o755)
+    set_time(layer)
+    with layer.upper.lock:
+        assert hide_missing(layer.upper, path, await layer.hold(path, b"ours"))
+    assert layer.names(b"/d") != [] and layer.upper.at(b"/d").lstat().st_mtime_ns == TIME_NS
+    assert await remove(layer, path)
+    await layer.namespace.listings.refresh_listed(os.path.dirname(path))
+    assert layer.removals.drop_whiteout(path)
+    if path == PATH:
+        assert_time(layer)
+
+
+async def test_a_whiteout_whose_directory_is_gone_meanwhile_is_dropped(layer: LayerFixture) -> None:
+    await hidden(layer)
+    assert await remove(layer)
+    await layer.namespace.listings.refresh_listed(b"/d")
+    layer.upper.at(b"/d").remove_tree()
+    assert layer.removals.drop_whiteout(PATH)
+    assert layer.upper.at(b"/d").seen() is None
+
+
 # ------------------------------------------------------------ names of which nothing is left
 
 
