@@ -48,6 +48,12 @@ class UsageError(HeadraceError, ValueError):
     code = "usage"
 
 
+class PolicyConflictError(UsageError):
+    """Another version of the policy is in force than the one that the new text was made from. Nothing changed."""
+
+    code = "policy.conflict"
+
+
 class PathNotFoundError(HeadraceError, FileNotFoundError):
     code = "path.not_found"
 

@@ -49,6 +49,7 @@ EXIT_CODES: dict[str, int] = {
     "peer.not_owner": 35,
     "node.denied": 36,
     "cluster.denied": 37,
+    "policy.conflict": 38,
     "mount.failed": 40,
     "seal.invalid_image": 41,
     "checkpoint.not_found": 60,

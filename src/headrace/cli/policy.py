@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import random
 import socket as sockets
 import sys
 import time
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.base.errors import PathNotFoundError, UsageError
+from headrace.base.errors import PathNotFoundError, PolicyConflictError, UsageError
 from headrace.base.printable import printable
 from headrace.base.sizes import show_size
 from headrace.cli import options
@@ -29,6 +30,9 @@ File = Annotated[
     str, typer.Argument(metavar="FILE", help="File with the policy in TOML; - for standard input.")
 ]
 _FILE_BYTES_MAX = 1 << 20
+CHANGE_ATTEMPTS = 16
+"""Attempts to change the policy while others change it, too. Each failure means that another one succeeded."""
+PAUSE_MAX_S = 0.5
 
 
 def register(app: typer.Typer) -> None:
@@ -120,17 +124,29 @@ def rule(
 def change_policy(
     change: Callable[[str], str], socket: str | None, cache: str | None, *, json: bool | None
 ) -> None:
-    """Put a changed text of the policy in force. Raise UsageError for a text with faults, and if another version came
-    meanwhile. json: how to print it; None: not at all."""
+    """Put a changed text of the policy in force. change: called anew with the text of each version that others set
+    meanwhile. Raise UsageError for a text with faults, and PolicyConflictError after many of them. json: how to print
+    it; None: not at all."""
+    for attempt in range(1, CHANGE_ATTEMPTS + 1):
+        try:
+            shown = _change_once(change, socket, cache)
+            break
+        except PolicyConflictError:
+            if attempt == CHANGE_ATTEMPTS:
+                raise
+            time.sleep(random.uniform(0, min(PAUSE_MAX_S, 0.01 * 2**attempt)))
+    _warn_of(shown.unanswered, "it did not check the policy")
+    if json is not None:
+        _print(shown, f"version {shown.number} of the policy is in force", as_json=json)
+
+
+def _change_once(change: Callable[[str], str], socket: str | None, cache: str | None) -> PolicyShown:
     from headrace.wire.policy_messages import PolicyAsk, PolicySet
 
     before = _ask(PolicyAsk(), socket, cache)
     text = change(before.text)
     check_text(text, "rule")
-    shown = _ask(PolicySet(text, author=_author(), base=before.number), socket, cache)
-    _warn_of(shown.unanswered, "it did not check the policy")
-    if json is not None:
-        _print(shown, f"version {shown.number} of the policy is in force", as_json=json)
+    return _ask(PolicySet(text, author=_author(), base=before.number), socket, cache)
 
 
 def show(

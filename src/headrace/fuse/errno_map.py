@@ -9,6 +9,7 @@ from headrace.base.errors import HeadraceError
 ERRNO: dict[str, int] = {
     "internal": errno.EIO,
     "usage": errno.EINVAL,
+    "policy.conflict": errno.EAGAIN,  # of commands, which no program waits for
     "path.not_found": errno.ENOENT,
     "path.stale": errno.ESTALE,  # on OPEN and LOOKUP the kernel looks the path up again
     "path.not_a_directory": errno.ENOTDIR,

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from headrace.base.errors import HeadraceError, StoreError, UsageError
+from headrace.base.errors import HeadraceError, PolicyConflictError, StoreError, UsageError
 from headrace.base.kept_file import KeptFile
 from headrace.base.tasks import OwnedTasks
 from headrace.cluster.records import Records
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 PREFIX = "policies"
 KEY = f"{PREFIX}/cluster"
 FILE = "policy.json"
-ATTEMPTS = 5
+ATTEMPTS = 16
 """Attempts to set a policy while others set one, too."""
 
 
@@ -118,25 +118,27 @@ class Policies:
 
     async def set(self, text: str, *, author: str, base: int | None = None) -> PolicyRecord:
         """Put a policy in force on all nodes, durably. base: the version that it was made from; None: any. Raise
-        PolicyFaultsError for a text with faults, UsageError when another version is in force than base, and
-        ClusterUnavailableError."""
+        PolicyFaultsError for a text with faults, PolicyConflictError when another version is in force than base, and
+        ClusterUnavailableError. After a conflict this node obeys the other version: who asks for it gets it."""
         parse_policy(text)
         for _ in range(ATTEMPTS):
             raw = await self._shared.read()
             record = self._decoded(raw)
+            if record.number and record.text == text:  # a repeated request of a client that heard no answer
+                await self._obey(record)
+                return record
             if base is not None and record.number != base:
-                raise UsageError(
+                await self._take(encode_record(record))
+                raise PolicyConflictError(
                     f"a policy made from version {base}",
                     why=f"version {record.number} is in force by now",
                     hint="look at it with `headrace policy show`, then set yours again",
                 )
-            if record.number and record.text == text:
-                return record  # a repeated request of a client that heard no answer
             new = record.followed_by(text, author=author, now_s=time.time())
             if await self._replaced(raw, new):
-                await self._adopt(new)
+                await self._obey(new)
                 return new
-        raise UsageError("the policy", why="others set it at the same time", hint="try again")
+        raise PolicyConflictError("the policy", why="others set it at the same time", hint="try again")
 
     async def _replaced(self, old: bytes | None, new: PolicyRecord) -> bool:
         try:
@@ -184,11 +186,16 @@ class Policies:
         """Put a record of another node in force. One that is damaged, or that this release does not
         understand, is ignored."""
         try:
-            record = decode_record(value)
-            if record.number > self.current.record.number or record.text != self.current.record.text:
-                await self._adopt(record)
+            await self._obey(decode_record(value))
         except (msgspec.DecodeError, UsageError) as error:
             log.warning("a policy of the cluster is refused, the one before stays error=%s", error)
+
+    async def _obey(self, record: PolicyRecord) -> None:
+        """Put a shared record in force. Ignore an earlier one than the current: what etcd reports of a change may
+        arrive after the answer to the next. Raise PolicyFaultsError for a text that this release does not
+        understand."""
+        if not self.current.record.includes(record):
+            await self._adopt(record)
 
     async def _restore(self) -> None:
         """Write the record again that was lost with etcd's data."""

@@ -53,6 +53,10 @@ class PolicyRecord(msgspec.Struct, frozen=True):
         )
         raise PathNotFoundError(f"version {number} of the policy", why=kept)
 
+    def includes(self, other: PolicyRecord) -> bool:
+        """Return whether another record is this one, or one of those that it was made from."""
+        return not other.versions or other.versions[-1] in self.versions
+
     def followed_by(self, text: str, *, author: str, now_s: float) -> PolicyRecord:
         """Return the record with another version in force. The oldest versions go where there are too many."""
         version = PolicyVersion(self.number + 1, text, author[:POLICY_AUTHOR_MAX], now_s)

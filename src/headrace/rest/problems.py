@@ -15,6 +15,7 @@ MEDIA_TYPE = "application/problem+json"
 STATUS: dict[str, int] = {
     "internal": 500,
     "usage": 422,  # 400 is for requests that are invalid on any node
+    "policy.conflict": 409,
     "path.not_found": 404,
     "path.not_a_directory": 409,
     "path.is_a_directory": 409,

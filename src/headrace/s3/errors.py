@@ -60,6 +60,7 @@ STATUS: dict[str, int] = {
 ERROR_MAP: dict[str, str] = {
     "internal": "InternalError",
     "usage": "InvalidArgument",
+    "policy.conflict": "ConditionalRequestConflict",  # of commands
     "path.not_found": "NoSuchKey",
     "path.stale": "ServiceUnavailable",
     "path.not_a_directory": "ParentIsAnObject",

@@ -31,6 +31,7 @@ _JAVA_NAMES = {java.rpartition(".")[2].rpartition("$")[2]: java for java in STAT
 ERROR_MAP: dict[str, str] = {
     "internal": "RuntimeException",
     "usage": "IllegalArgumentException",
+    "policy.conflict": "IOException",  # of commands
     "path.not_found": "FileNotFoundException",
     "path.stale": "RetriableException",
     "path.not_a_directory": "ParentNotDirectoryException",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,25 @@ def test_a_policy_is_in_force_on_all_nodes(cluster: ClusterFixture) -> None:
     late = cluster.add()
     cluster.up(late)
     wait_until(lambda: policy_shown(late)["number"] == 3)
+
+
+def test_rules_that_are_set_on_all_nodes_at_the_same_time_are_all_in_force(cluster: ClusterFixture) -> None:
+    cluster.start(3)
+    with ThreadPoolExecutor(8) as pool:
+        commands = [
+            pool.submit(cluster.hosts[number % 3].ok, "policy", "rule", f"/{number}/**", f"ttl={number + 1}h")
+            for number in range(8)
+        ]
+        for command in commands:
+            command.result()
+    for host in cluster.hosts:
+        wait_until(lambda host=host: policy_shown(host)["number"] == 8)  # type: ignore[misc]
+        assert policy_shown(host)["text"].count("[[rule]]") == 8
+        for number in range(8):
+            decisions = {
+                row["effect"]: row["value"] for row in host.json("policy", "explain", f"/{number}/x")
+            }
+            assert decisions["ttl"] == f"{number + 1}h"
 
 
 @pytest.mark.expected_warnings(

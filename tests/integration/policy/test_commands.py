@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.integration.cli.host import Host, wait_until
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(120)]
 
 FIRST = '[[rule]]\nmatch = ["/hot/**"]\npriority = "high"\nttl = "2d"\n'
+RULES_AT_ONCE = 8
 SECOND = '[[rule]]\nmatch = ["/hot/**"]\npriority = "low"\n'
 
 
@@ -32,7 +34,7 @@ def test_set_show_history_and_rollback(host: Host) -> None:
     assert host.ok("policy", "show") == FIRST
     host.ok("policy", "set", policy_file(host, SECOND), "--base", "1")
     late = host.headrace("policy", "set", policy_file(host, FIRST), "--base", "1")
-    assert late.returncode == 2 and "version 2 is in force by now" in late.stderr
+    assert late.returncode == 38 and "version 2 is in force by now" in late.stderr
     assert host.ok("policy", "show", "1") == FIRST
     assert host.json("policy", "rollback")["text"] == FIRST
     assert numbers(host) == [1, 2, 3]
@@ -169,6 +171,29 @@ def test_a_rule_without_a_file(host: Host) -> None:
     assert (decisions["ttl"], decisions["admit"]) == ("1h", "never")
     host.ok("policy", "rule", "/d/**", "--remove")
     assert "/d/**" not in host.ok("policy", "show")
+
+
+def test_rules_that_are_set_at_the_same_time_are_all_in_force(host: Host) -> None:
+    host.up()
+    with ThreadPoolExecutor(RULES_AT_ONCE) as pool:
+        set_at_once = [
+            pool.submit(host.ok, "policy", "rule", f"/{number}/**", f"ttl={number + 1}h")
+            for number in range(RULES_AT_ONCE)
+        ]
+        for command in set_at_once:
+            command.result()
+    assert numbers(host) == list(range(1, RULES_AT_ONCE + 1))
+    for number in range(RULES_AT_ONCE):
+        decisions = {row["effect"]: row["value"] for row in host.json("policy", "explain", f"/{number}/x")}
+        assert decisions["ttl"] == f"{number + 1}h"
+    with ThreadPoolExecutor(RULES_AT_ONCE) as pool:
+        removed = [
+            pool.submit(host.ok, "policy", "rule", f"/{number}/**", "--remove")
+            for number in range(RULES_AT_ONCE)
+        ]
+        for command in removed:
+            command.result()
+    assert "[[rule]]" not in host.json("policy", "show")["text"]
 
 
 @pytest.mark.parametrize(

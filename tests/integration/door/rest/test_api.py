@@ -209,6 +209,20 @@ def test_mounts_come_and_go(api: Api) -> None:
     assert nowhere.status == 422
 
 
+def test_a_policy_made_from_another_version_is_a_conflict(api: Api) -> None:
+    before = api.ask("GET", "/v1/policy").json
+    rule = '[[rule]]\nmatch = ["/nowhere/**"]\nttl = "1d"\n'
+    body = {"text": before["text"] + rule, "author": "me", "base": before["number"]}
+    set_ = api.ask("PUT", "/v1/policy", body=body)
+    assert (set_.status, set_.json["number"]) == (200, before["number"] + 1)
+    assert api.ask("PUT", "/v1/policy", body=body).json["number"] == before["number"] + 1  # sent again
+    refused = api.ask("PUT", "/v1/policy", body=body | {"text": "# another\n"})
+    assert (refused.status, refused.json["code"]) == (409, "policy.conflict")
+    assert f"version {before['number'] + 1} is in force by now" in refused.json["detail"]
+    assert api.ask("GET", "/v1/policy").json["text"] == body["text"]
+    assert api.ask("PUT", "/v1/policy", body={"text": before["text"]}).status == 200
+
+
 def test_jobs_are_followed_cancelled_and_told_of(api: Api) -> None:
     done = job(api, "load", "/data/images")
     assert (done["state"], done["files_done"], done["scope"]) == ("done", 1, "node")
