@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from headrace.base.libc import c_library, c_struct, last_errno
 
 _OPEN_TREE, _MOUNT_SETATTR = 428, 442
-_OPEN_TREE_CLONE, _AT_EMPTY_PATH, _PRIVATE = 1, 0x1000, 1 << 18
+_OPEN_TREE_CLONE, _AT_EMPTY_PATH, _AT_RECURSIVE, _PRIVATE = 1, 0x1000, 0x8000, 1 << 18
 _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 429, 430, 431, 432
 _CLOEXEC = 1  # FSOPEN_CLOEXEC and FSMOUNT_CLOEXEC
 _SET_STRING, _SET_FD, _CREATE = 1, 5, 6
@@ -54,6 +54,19 @@ def detached_directory(directory: int) -> int:
     return mount
 
 
+def copied_mounts(mounted: int) -> int:
+    """Copy a mount with all mounts on it, and return a descriptor of its root. The copy is mounted nowhere, goes with
+    the last descriptor, and passes nothing on to other mounts. mounted: a descriptor of its root. Raises OSError."""
+    flags = _AT_EMPTY_PATH | _AT_RECURSIVE
+    copy = _call(_OPEN_TREE, mounted, b"", _OPEN_TREE_CLONE | flags | os.O_CLOEXEC)
+    try:
+        _call(_MOUNT_SETATTR, copy, b"", flags, *c_struct(0, 0, _PRIVATE, 0))
+    except OSError:
+        os.close(copy)
+        raise
+    return copy
+
+
 def attach(mount: int, directory: int, *, beneath: bool = False) -> None:
     """Mount what one of the functions above made on a directory. Both are descriptors, so nobody can exchange a path.
     beneath: put it under the mount whose root the directory is (Linux 6.5). Raises OSError."""
@@ -72,7 +85,17 @@ def closing_descriptor(descriptor: int) -> Iterator[int]:
 
 def detach(mountpoint: str) -> None:
     """Unmount the last mount at a path, which may not end in a link. Open files stay usable. Raises OSError."""
-    if c_library().umount2(os.fsencode(mountpoint), _DETACH | _NOFOLLOW) != 0:
+    _unmount(mountpoint, _DETACH | _NOFOLLOW)
+
+
+def detach_opened(mounted: int) -> None:
+    """Unmount a mount by a descriptor of its root, also if another mount covers it. Open files stay usable. Raises
+    OSError."""
+    _unmount(f"/proc/self/fd/{mounted}", _DETACH)
+
+
+def _unmount(path: str, flags: int) -> None:
+    if c_library().umount2(os.fsencode(path), flags) != 0:
         code = last_errno()
         raise OSError(code, os.strerror(code))
 

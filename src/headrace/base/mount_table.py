@@ -11,7 +11,7 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 class MountTableRow(NamedTuple):
     """Holds a row of mountinfo (proc(5)). device: "major:minor". root: the path on the device. kind: of file system.
-    options: of the file system, not of the mount."""
+    options: of the file system, not of the mount. id: of the mount. parent: the id of the mount that it is on."""
 
     mountpoint: str
     device: str
@@ -19,6 +19,8 @@ class MountTableRow(NamedTuple):
     kind: str
     source: str
     options: tuple[str, ...]
+    id: int = 0
+    parent: int = 0
 
 
 def mount_table(pid: int | None = None) -> list[MountTableRow]:
@@ -34,11 +36,19 @@ def mounted_at(mountpoint: str) -> MountTableRow | None:
     return rows[-1] if rows else None
 
 
+def mount_id(descriptor: int) -> int:
+    """Return the id of the mount that an open file is on. Raises OSError."""
+    with open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(b"mnt_id:"))
+
+
 def _row(line: bytes) -> MountTableRow:
     left, _, right = line.rstrip(b"\n").partition(b" - ")
-    device, root, mountpoint = map(_plain, left.split(b" ")[2:5])
+    id, parent, device, root, mountpoint = map(_plain, left.split(b" ")[:5])
     kind, source, options = map(_plain, right.split(b" ")[:3])
-    return MountTableRow(mountpoint, device, root, kind, source, tuple(options.split(",")))
+    return MountTableRow(
+        mountpoint, device, root, kind, source, tuple(options.split(",")), int(id), int(parent)
+    )
 
 
 def _plain(word: bytes) -> str:

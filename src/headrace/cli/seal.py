@@ -355,7 +355,7 @@ def remove(
     node = known_node(socket, cache)
     if seal not in node.catalogue.seals():
         node.catalogue.record(seal)  # raises PathNotFoundError
-    for mountpoint in reversed(mounts_of(node.catalogue, seal)):
+    for mountpoint in dict.fromkeys(reversed(mounts_of(node.catalogue, seal))):
         if not is_of(source_on_top(mountpoint), node.catalogue, seal):
             raise MountError(
                 f"cannot unmount {mountpoint}", why="another file system is mounted over the seal"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,9 +35,16 @@ def restore(state: RunState) -> None:
     if os.geteuid() != 0 or not state.cache:
         return
     node = SealNode(state.socket, "/", state.cache, [state], is_running=True)
-    for place, seal in node.known_places():
-        if not place.in_place or _is_below(place.mountpoint, state.mountpoint):
-            node.try_mount(seal, place)
+    places = [
+        (place, seal)
+        for place, seal in node.known_places()
+        if not place.in_place or _is_below(place.mountpoint, state.mountpoint)
+    ]
+    for place, seal in reversed(places):  # inner ones first: readers of them never meet the one around them
+        with suppress(HeadraceError, OSError):
+            node.mount_again(seal, place)
+    for place, seal in places:  # the path of an inner one may exist in the one around it only
+        node.try_mount(seal, place)
 
 
 class SealMounts:
@@ -93,7 +101,7 @@ def uncover(mountpoint: str) -> None:
 
     if os.geteuid() != 0:
         return  # only root mounts seals
-    for place in reversed(seals_below(mountpoint)):
+    for place in sorted(seals_below(mountpoint), key=lambda path: path.split("/"), reverse=True):
         try:
             unmount_seal(place)
         except HeadraceError as error:
@@ -157,7 +165,7 @@ class SealNode:
         self._take_place_from_others(record.seal, place)
         for inner, seal in self.known_places():
             if inner.mountpoint != place.mountpoint and _is_below(inner.mountpoint, place.mountpoint):
-                self.try_mount(seal, inner)  # it was unmounted with the view that this one replaced
+                self.try_mount(seal, inner)  # its path may exist in this view only
 
     def mount_automatic(self, record: SealRecord) -> None:
         """Mount a seal of this node in place, unless it has places. If the node removes the seal at this moment, it
@@ -191,11 +199,15 @@ class SealNode:
         """Mount a seal at a place that it had before. If that fails, stderr names the reason. Return whether it
         succeeded."""
         try:
-            self._mount_view(self.catalogue.record(seal), place)
+            self.mount_again(seal, place)
         except (HeadraceError, OSError) as error:
             warn(f"seal {seal} is not mounted at {place.mountpoint}: {error}")
             return False
         return True
+
+    def mount_again(self, seal: SealId, place: Place) -> None:
+        """Mount a seal at a place that it had before. Raises HeadraceError or OSError."""
+        self._mount_view(self.catalogue.record(seal), place)
 
     def _mount_view(self, record: SealRecord, place: Place) -> None:
         """Mount the seal's present generation, unless it is mounted there already."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from headrace.base.errors import HeadraceError, MountError, PathNotFoundError, UsageError
 from headrace.base.model import Entry, FileId, Kind
@@ -16,8 +17,11 @@ from headrace.jobs.progress import JobProgress
 from headrace.jobs.seal import Sealing
 from headrace.namespace.namespace import Namespace
 from headrace.seal.catalogue import Catalogue, SealId, SealRecord
+from headrace.seal.inner_mounts import InnerMounts
 from headrace.seal.mounted import is_of, mounts_of, source_on_top
-from headrace.seal.places import unmount_seal
+from headrace.seal.places import unmounting_seal
+
+log = logging.getLogger(__name__)
 
 FILES_MIN = 100
 """Fewest files of a data set that is sealed. Fewer are read fast enough through the mount."""
@@ -67,11 +71,17 @@ class AutomaticSeals:
 
     def unmount(self, seal: SealId) -> None:
         """Unmount a seal everywhere. Open files stay readable. If another program mounted something over it, both
-        mounts stay."""
+        mounts stay. Seals inside it are mounted again by a thread: their paths lead through the mount, whose session
+        may wait for this loop."""
         for mountpoint in reversed(mounts_of(self._catalogue, seal)):
+            if not is_of(source_on_top(mountpoint), self._catalogue, seal):
+                continue
+            stack = ExitStack()
             with suppress(MountError):
-                if is_of(source_on_top(mountpoint), self._catalogue, seal):
-                    unmount_seal(mountpoint)
+                inner = stack.enter_context(unmounting_seal(mountpoint))
+                if inner:
+                    self._disk.submit(_attach_again, inner, stack.pop_all())
+            stack.close()
 
     async def remove(self, seal: SealId) -> None:
         """Unmount and remove a seal. `headrace up` may be mounting it at this moment."""
@@ -129,6 +139,14 @@ class AutomaticSeals:
 
     def _is_in_place(self, seal: SealId) -> bool:
         return any(place.in_place for place in self._catalogue.places(seal))
+
+
+def _attach_again(inner: InnerMounts, stack: ExitStack) -> None:
+    with stack:
+        try:
+            inner.attach_again()
+        except MountError as error:
+            log.warning("a seal was lost with the one around it error=%s", error)
 
 
 def _overlap(path: str, other: str) -> bool:

@@ -63,11 +63,18 @@ def seals_below(top: str) -> list[str]:
     return [path for path, _ in _views() if is_at_or_below(path, top)]
 
 
+def views_by_id() -> dict[int, str]:
+    """Return the mountpoints of all seals by the ids of their mounts. Readers may not see some: another mount covers
+    them."""
+    return {row.id: row.mountpoint for row in mount_table() if _is_view(row)}
+
+
 def is_exchanged(mountpoint: str) -> bool:
     """Return whether two seals are mounted at one path, on top of each other: the lower one is about to take the place
     of the other one."""
-    rows = [row for row in mount_table() if row.mountpoint == mountpoint]
-    return len(rows) > 1 and _is_view(rows[-1]) and _is_view(rows[-2])
+    views = [row for row in mount_table() if row.mountpoint == mountpoint and _is_view(row)]
+    ids = {row.id for row in views}
+    return any(row.parent in ids for row in views)
 
 
 def source_on_top(mountpoint: str) -> str:

@@ -12,6 +12,7 @@ from headrace.base.errors import MountError
 from headrace.base.mount_api import closing_descriptor, detach
 from headrace.base.trusted_owner import only_root_moves
 from headrace.seal.catalogue import Catalogue, Place, SealRecord
+from headrace.seal.inner_mounts import InnerMounts, inner_mounts, opened_directory
 from headrace.seal.mount import attach_view, open_image, open_view
 from headrace.seal.mounted import is_exchanged, is_from, source_of, source_on_top
 from headrace.seal.stored_image import open_stored_image
@@ -37,8 +38,8 @@ def mount_seal(
 ) -> None:
     """Mount a seal; it takes the place of another seal, or of an earlier view of this one. volumes: of the node. layer:
     of a lazy seal. It reads the whole image, or writes it again. Open files of what it covers or replaces go on, and no
-    open sees what is under both. Only one process may mount at a place at a time. Raises InvalidImageError or
-    MountError."""
+    open sees what is under both. Seals inside it stay on top of it. Only one process may mount at a place at a time.
+    Raises InvalidImageError or MountError."""
     on_top = source_on_top(place.mountpoint)
     if on_top and not is_from(on_top, catalogue):
         raise MountError(
@@ -47,7 +48,7 @@ def mount_seal(
             hint=f"choose another directory, or first: umount {place.mountpoint}",
         )
     while is_exchanged(place.mountpoint):
-        unmount_seal(place.mountpoint)  # a process was killed before it did this
+        _unmount_last(place.mountpoint)  # a process was killed before it did this
     replaced = source_on_top(place.mountpoint)
     seal = record.seal
     label = source_of(catalogue, record, layer and (layer.pid, layer.began))
@@ -59,10 +60,18 @@ def mount_seal(
         image = stack.enter_context(closing_descriptor(open_image(source, record.image)))
         data = folders if layer is None else [*folders, layer.root]
         view = stack.enter_context(closing_descriptor(open_view(image, data, source=label, cover=cover)))
+        inner = stack.enter_context(inner_mounts(place.mountpoint))
+        is_carried = inner.attach_to(view)
         attach_view(view, target, beneath=bool(replaced))
         failpoint.hit("seal.beneath")
+        if not is_carried and not inner.attach_to(view):
+            raise MountError(
+                f"cannot mount the seals inside {place.mountpoint} again", why="the kernel refused"
+            )
         if replaced:
-            unmount_seal(place.mountpoint)
+            _unmount_last(place.mountpoint)
+        else:
+            inner.unmount_covered()
 
 
 def make_mountpoint(mountpoint: str) -> None:
@@ -79,8 +88,22 @@ def make_mountpoint(mountpoint: str) -> None:
 
 
 def unmount_seal(mountpoint: str) -> None:
-    """Unmount the seal that is the last mount at a path; open files go on. Raises MountError where another file system
-    is."""
+    """Unmount the seal that is the last mount at a path; open files go on. Seals inside it are mounted again at once.
+    Raises MountError where another file system is, or where a seal inside can't be mounted again."""
+    with unmounting_seal(mountpoint) as inner:
+        inner.attach_again()
+
+
+@contextmanager
+def unmounting_seal(mountpoint: str) -> Iterator[InnerMounts]:
+    """Unmount the seal that is the last mount at a path, and yield the seals inside it. The block mounts them again.
+    Raises MountError where another file system is."""
+    with inner_mounts(mountpoint) as inner:
+        _unmount_last(mountpoint)
+        yield inner
+
+
+def _unmount_last(mountpoint: str) -> None:
     if not source_on_top(mountpoint):
         raise MountError(f"cannot unmount {mountpoint}", why="another file system is mounted over the seal")
     try:
@@ -99,14 +122,8 @@ def _opened_place(place: Place) -> Iterator[int]:
     subject = f"cannot mount at {place.mountpoint}"
     if not place.in_place and not only_root_moves(place.mountpoint):
         raise MountError(subject, why=_MOVABLE)
-    descriptor = os.open("/", _FOLDER)
     try:
-        for name in filter(None, place.mountpoint.split("/")):
-            below = os.open(name, _FOLDER, dir_fd=descriptor)
-            os.close(descriptor)
-            descriptor = below
-        yield descriptor
+        with opened_directory(place.mountpoint) as target:
+            yield target
     except OSError as error:
         raise MountError(subject, why=error.strerror or str(error)) from error
-    finally:
-        os.close(descriptor)

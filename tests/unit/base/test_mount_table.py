@@ -29,13 +29,13 @@ def test_rows_are_read_with_their_escapes() -> None:
         *("/", "/mnt/a b\\c\td", "/mnt/x", "/mnt/x", os.fsdecode(b"/mnt/\xff\xc3\xa4"))
     ]
     assert rows[1].options == ("rw", "user_id=0", "allow_other") and rows[1].source == "headrace@1000"
-    assert rows[2] == MountTableRow("/mnt/x", "0:45", "/deep/er", "tmpfs", "none", ("rw",))
+    assert rows[2] == MountTableRow("/mnt/x", "0:45", "/deep/er", "tmpfs", "none", ("rw",), 32, 22)
 
 
 @pytest.mark.usefixtures("table")
 def test_the_last_mount_at_a_path_is_on_top() -> None:
     assert mounted_at("/mnt/x") == MountTableRow(
-        "/mnt/x", "0:46", "/", "overlay", "headrace-seal:a @1", ("ro", "lowerdir+=/l")
+        "/mnt/x", "0:46", "/", "overlay", "headrace-seal:a @1", ("ro", "lowerdir+=/l"), 33, 32
     )
     assert mounted_at("/mnt") is None
 
