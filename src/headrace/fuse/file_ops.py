@@ -27,6 +27,7 @@ from headrace.fuse.operations import (
     PendingRead,
     xattr_reply,
 )
+from headrace.fuse.removed_files import close_last
 from headrace.fuse.upper_files import OpenUpper
 from headrace.overlay.given_mode import as_given, give_mode
 from headrace.overlay.mark_names import HIDDEN_FROM_USERS
@@ -137,14 +138,14 @@ class WritableOperations(NamespaceOperations):
                 self._writer.writing(path)
         return FH_UPPER, reply_flags, backing_id
 
-    def release(self, unique: int, node: int, request: bytearray) -> Answer:
+    def release(self, unique: int, node: int, request: bytearray) -> Answer | DiskTask:
         if not node & UPPER:
             return super().release(unique, node, request)
         with self._open_files.use(node) as file:
             if file is not None:
                 self._report_change(node, file)
-        self._open_files.release(node, unique)
-        return 0
+        fd = self._open_files.release(node, unique)
+        return 0 if fd < 0 else close_last(fd)
 
     def flush(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         with self._open_files.use(node) as file:

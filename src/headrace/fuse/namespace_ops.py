@@ -41,6 +41,7 @@ from headrace.fuse.operations import (
     Operations,
     PendingRead,
 )
+from headrace.fuse.removed_files import RemovedFiles
 from headrace.fuse.upper_files import UpperFiles
 from headrace.overlay.copy_up import NeedsContentError
 from headrace.overlay.dirty_throttle import DirtyThrottle
@@ -408,14 +409,15 @@ class NamespaceOperations(Operations):
 
         return self._changing(work)
 
-    def unlink(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
+    def unlink(self, unique: int, node: int, request: bytearray) -> Answer | Deferred | DiskTask:
         name = codec.decode_name(request)
+        removed = RemovedFiles()
 
         def work() -> Answer:
             path = join(self._path(node), name)
             upper = self._tree.view.lookup_upper(path)
             try:
-                self._tree.remove(path)
+                removed.hold(self._upper.at(path), upper, lambda: self._tree.remove(path))
             except FileNotFoundError:
                 if not self._is_applied_resend(unique, path):
                     raise
@@ -423,7 +425,7 @@ class NamespaceOperations(Operations):
                 self._nodes.removed(UPPER | upper.st_ino, (node, name))
             return 0
 
-        return self._changing(work)
+        return removed.free_before_answer(lambda: self._changing(work))
 
     def rmdir(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         name = codec.decode_name(request)
@@ -457,20 +459,22 @@ class NamespaceOperations(Operations):
         self._client.ensure_listed(id, cancel)
         return self._changing(work)
 
-    def rename(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
+    def rename(self, unique: int, node: int, request: bytearray) -> Answer | Deferred | DiskTask:
         (target,) = abi.RENAME_IN.unpack_from(request, 40)
         return self._rename(unique, (node, target), codec.decode_names(request, 48), 0)
 
-    def rename2(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
+    def rename2(self, unique: int, node: int, request: bytearray) -> Answer | Deferred | DiskTask:
         target, flags, _ = abi.RENAME2_IN.unpack_from(request, 40)
         return self._rename(unique, (node, target), codec.decode_names(request, 56), flags)
 
     def _rename(
         self, unique: int, parents: tuple[int, int], names: tuple[bytes, bytes], flags: int
-    ) -> Answer | Deferred:
+    ) -> Answer | Deferred | DiskTask:
         old, new = (parents[0], names[0]), (parents[1], names[1])
         if len(names[1]) > abi.NAME_BYTES_MAX:
             return errno.ENAMETOOLONG
+        removed = RemovedFiles()
+        once = partial(self._rename_once, unique, old, new, flags, removed=removed)
 
         def after_copy(cancel: Cancel) -> Answer | Deferred:
             source, target = join(self._path(old[0]), old[1]), join(self._path(new[0]), new[1])
@@ -480,22 +484,32 @@ class NamespaceOperations(Operations):
             if lower is not None and lower.kind is Kind.DIRECTORY:
                 self._client.ensure_listed(lower.id, cancel)
             try:
-                answer = self._apply(lambda: self._rename_once(unique, old, new, flags, copied=True))
+                answer = self._apply(partial(once, copied=True))
             except NeedsContentError:
                 return after_copy  # the source changed meanwhile
             for place in (new, old) if flags & EXCHANGE else (new,):
                 self._kernel.name_changed(*place)  # the name is another inode now
             return answer
 
-        try:
-            return self._apply(lambda: self._rename_once(unique, old, new, flags, copied=False))
-        except NeedsContentError:
-            return after_copy
-        except LeaseRequiredError as error:
-            return self._after_lease(error.folder, lambda: self._rename(unique, parents, names, flags))
+        def work() -> Answer | Deferred:
+            try:
+                return self._apply(partial(once, copied=False))
+            except NeedsContentError:
+                return after_copy
+            except LeaseRequiredError as error:
+                return self._after_lease(error.folder, work)
+
+        return removed.free_before_answer(work)
 
     def _rename_once(
-        self, unique: int, old: tuple[int, bytes], new: tuple[int, bytes], flags: int, *, copied: bool
+        self,
+        unique: int,
+        old: tuple[int, bytes],
+        new: tuple[int, bytes],
+        flags: int,
+        *,
+        copied: bool,
+        removed: RemovedFiles,
     ) -> int:
         """Rename between two (directory, name) pairs, under the layer's lock, and record which nodes moved."""
         source, target = join(self._path(old[0]), old[1]), join(self._path(new[0]), new[1])
@@ -509,7 +523,11 @@ class NamespaceOperations(Operations):
             return 0
         source_node = self._nodes.node_of(source, moved) if isinstance(moved, os.stat_result) else 0
         target_node = self._nodes.node_of(target, replaced) if isinstance(replaced, os.stat_result) else 0
-        self._tree.rename(source, target, flags, copied=copied)
+        removed.hold(
+            self._upper.at(target),
+            None if flags & EXCHANGE else replaced,
+            lambda: self._tree.rename(source, target, flags, copied=copied),
+        )
         if flags & EXCHANGE:
             self._nodes.moved(target_node, new, old)
         else:

@@ -215,7 +215,7 @@ class Operations:
         self._files.release(self._files.put(id, self._files.wrap(id, file)))
         return self._open_cached(unique, node)
 
-    def release(self, unique: int, node: int, request: bytearray) -> Answer:
+    def release(self, unique: int, node: int, request: bytearray) -> Answer | DiskTask:
         (fh,) = abi.RELEASE_IN.unpack_from(request, 40)
         if fh == FH_PASSTHROUGH:
             self._inodes.release_passthrough(node, unique)

@@ -56,19 +56,20 @@ class UpperFiles:
             backing_id = self._inodes.open_passthrough(node, lambda: self._register(file.fd))
         return backing_id or self._inodes.open_cached(node)
 
-    def release(self, node: int, unique: int) -> None:
-        """Count one open less, passthrough or cached: all opens of a node are of one kind."""
+    def release(self, node: int, unique: int) -> int:
+        """Count one open less, passthrough or cached: all opens of a node are of one kind. Return the descriptor after
+        the last one, for the caller to close, or -1."""
         if not self._inodes.release_passthrough(node, unique, keep=False):
             self._inodes.release_cached(node)
         with self._lock:
             file = self._open.get(node)
             if file is None:
-                return
+                return -1
             file.opens -= 1
             if file.opens > 0 or file.users:
-                return
+                return -1
             del self._open[node]
-        os.close(file.fd)
+        return file.fd
 
     def use(self, node: int) -> _Used | nullcontext[None]:
         """Return a context with the open file, which stays open within it, or with None when the node is not open."""

@@ -17,6 +17,7 @@ from headrace.fuse.abi import Opcode
 from headrace.fuse.handover_state import HandoverState
 from headrace.fuse.io_modes import UPPER
 from headrace.fuse.operations import Mode
+from headrace.fuse.removed_files import FREED_AT_ONCE_BYTES
 from headrace.fuse.session import Session
 from headrace.overlay.upper import Upper
 from headrace.wire.messages import Completed, Evicted, Invalidated, Written
@@ -337,6 +338,23 @@ def test_a_reply_that_the_kernel_refuses_ends_nothing(
     assert served.kernel.node("small")
     assert served.device.is_silent()
     assert ("refused a reply" in caplog.text) is is_logged
+
+
+def test_a_full_pool_delays_only_the_removal_of_a_large_file(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.fuse.session.DISK_THREADS", 1)
+    served = serve(write="back")
+    served.start()
+    with Path(served.client.upper, "tree", "new").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 2 * FREED_AT_ONCE_BYTES)
+    is_free = threading.Event()
+    served.session._disk.submit(is_free.wait, 60)
+    unique = served.send(Opcode.UNLINK, ROOT, b"new\0")
+    assert served.kernel.lookup(b"new").nodeid == 0, "the session serves the next call"
+    assert served.device.is_silent()
+    is_free.set()
+    assert served.reply(unique).error == 0
 
 
 def test_a_writable_session_serves_a_whole_life_of_a_file(serve: Serve, origin: dict[str, bytes]) -> None:
