@@ -261,11 +261,12 @@ def try_(
     import msgspec
 
     from headrace.cli.request import ask
+    from headrace.policy.limits import TRIAL_LIMIT_S_MAX
     from headrace.wire.policy_messages import PolicyTried, PolicyTry
 
     text = _read(file)
     check_text(text, file)
-    answer = ask(PolicyTry(text), socket, cache)
+    answer = ask(PolicyTry(text, TRIAL_LIMIT_S_MAX), socket, cache)
     assert isinstance(answer, PolicyTried)
     _warn_of(answer.unanswered, "its files are not counted")
     if json:
@@ -339,7 +340,7 @@ def _ask(request: Message, socket: str | None, cache: str | None) -> PolicyShown
 def _warn_of(unanswered: dict[str, str], effect: str) -> None:
     """Name the nodes that did not answer."""
     for node, why in sorted(unanswered.items()):
-        warn(f"node {node} does not answer: {effect} ({why})")
+        warn(f"{node if node == 'this node' else f'node {node}'} does not answer: {effect} ({why})")
 
 
 def _print(shown: PolicyShown, text: str, *, as_json: bool) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.base.deadline import Deadline
-from headrace.base.errors import HeadraceError, UsageError
+from headrace.base.errors import DeadlineExceededError, HeadraceError, UsageError
 from headrace.base.printable import printable
 from headrace.base.sizes import show_size
+from headrace.base.tasks import OwnedTasks
 from headrace.node.policies import Policies
 from headrace.node.policy_trial import ClusterCopies, PolicyTrial
 from headrace.origin.factory import parse_origin
@@ -26,10 +27,13 @@ if TYPE_CHECKING:  # a node without a cluster does not load them
 
 PING_LIMIT_S = 2.0
 """Seconds in which a node must show that it is alive: one that hangs is named instead of waited for."""
-CHECK_LIMIT_S = 10.0
-TRIAL_LIMIT_S = 600.0
-"""Seconds for the walk over all files of a node: some ten million."""
+CHECK_LIMIT_S = 15.0
+"""Seconds for the check on all nodes before a policy is set. Writing its record to etcd comes on top, and many clients
+of the REST API wait for 30."""
+ANSWER_MARGIN_S = 3.0
+"""Seconds of a limit that are left for the ping before a walk, and for the answer after it."""
 REASON_MAX = 300
+ALONE = "this node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +52,15 @@ class OtherTrials:
         self._peers = peers
         self._view = view
 
-    async def ask(self, request: TryPolicy) -> TrialPart:
-        """Ask all of them at once. A node that fails is named, and holds up the others for some seconds at most."""
+    def ask(self, request: TryPolicy, deadline: Deadline) -> dict[str, Awaitable[TrialAnswer]]:
+        """Return the answers of all of them, by their ids. They raise HeadraceErrors; a node that hangs is known
+        within two seconds."""
         nodes = [node for node in self._view().nodes.values() if node.id != self.me]
-        outcomes = await asyncio.gather(*(self._answer_of(node, request) for node in nodes))
-        part = TrialPart()
-        for node, outcome in zip(nodes, outcomes, strict=True):
-            if isinstance(outcome, HeadraceError):
-                part.unanswered[node.id] = printable(str(outcome))[:REASON_MAX]
-            else:
-                part.answers[node.id] = outcome
-        return part
+        return {node.id: self._answer_of(node, request, deadline) for node in nodes}
 
-    async def _answer_of(self, node: NodeInfo, request: TryPolicy) -> TrialAnswer | HeadraceError:
-        try:
-            await self._peers.ping(node, Deadline.after(PING_LIMIT_S))
-            limit_s = TRIAL_LIMIT_S if request.outcomes else CHECK_LIMIT_S
-            return await self._peers.try_policy(node, request, Deadline.after(limit_s))
-        except HeadraceError as error:
-            return error
+    async def _answer_of(self, node: NodeInfo, request: TryPolicy, deadline: Deadline) -> TrialAnswer:
+        await self._peers.ping(node, Deadline.after(min(PING_LIMIT_S, deadline.left_s())))
+        return await self._peers.try_policy(node, request, deadline)
 
 
 class ClusterTrial:
@@ -78,33 +72,52 @@ class ClusterTrial:
 
     async def check(self, text: str, document: PolicyDocument) -> dict[str, str]:
         """Raise PolicyFaultsError for URLs of no origin, for tiers that no node has, and for limits below what is
-        pinned on a node. Return the nodes that did not answer, and why."""
-        part = await self._ask(TryPolicy(text, outcomes=False), document)
+        pinned on a node. Return the nodes that did not answer within CHECK_LIMIT_S, and why."""
+        part = await self._ask(text, document, CHECK_LIMIT_S, outcomes=False)
         return part.unanswered
 
     async def outcomes(
-        self, text: str, document: PolicyDocument
+        self, text: str, document: PolicyDocument, *, limit_s: float
     ) -> tuple[list[PolicyOutcome], dict[str, str]]:
-        """Return the changes on all nodes together, by effect, and the nodes that did not answer. Raises as
-        `check`."""
-        part = await self._ask(TryPolicy(text), document)
+        """Return the changes on all nodes together, by effect, and the nodes that did not answer within the limit.
+        Raises as `check`, and DeadlineExceededError if no node did."""
+        part = await self._ask(text, document, limit_s, outcomes=True)
+        if not part.answers:
+            raise DeadlineExceededError("the trial of a policy", why="; ".join(part.unanswered.values()))
         return summed(part.answers), part.unanswered
 
-    async def _ask(self, request: TryPolicy, document: PolicyDocument) -> TrialPart:
+    async def _ask(self, text: str, document: PolicyDocument, limit_s: float, *, outcomes: bool) -> TrialPart:
+        """Ask all nodes at once. One that fails, or does not answer within the limit, is named."""
         if faults := _wrong_origins(document):
             raise PolicyFaultsError(faults)
-        me = "" if self._others is None else self._others.me
-        own, part = await asyncio.gather(self.own.answer(request), self._ask_others(request))
-        answers = {me: own, **part.answers}
-        faults = _pinned_above_limits(document, answers)
+        deadline = Deadline.after(limit_s)
+        request = TryPolicy(text, outcomes, max(1, int(limit_s - ANSWER_MARGIN_S)))
+        others = {} if self._others is None else self._others.ask(request, deadline)
+        me = ALONE if self._others is None else self._others.me
+        part = await _gathered({me: self.own.answer(request), **others}, deadline)
+        faults = _pinned_above_limits(document, part.answers)
         if not part.unanswered:  # one that does not answer may have the tier
-            faults += _without_a_place(document, answers)
+            faults += _without_a_place(document, part.answers)
         if faults:
             raise PolicyFaultsError(faults)
-        return TrialPart(answers, part.unanswered)
+        return part
 
-    async def _ask_others(self, request: TryPolicy) -> TrialPart:
-        return TrialPart() if self._others is None else await self._others.ask(request)
+
+async def _gathered(works: Mapping[str, Awaitable[TrialAnswer]], deadline: Deadline) -> TrialPart:
+    """Return the answers that are there at the deadline, and why the others are not."""
+    limit_s = deadline.left_s()
+    part = TrialPart()
+    async with OwnedTasks(HeadraceError) as tasks:
+        started = {id: tasks.start(work) for id, work in works.items()}
+        await asyncio.wait(started.values(), timeout=limit_s)
+        for id, task in started.items():
+            if not task.done():
+                part.unanswered[id] = f"it did not answer within {limit_s:.0f} s"
+            elif isinstance(error := task.exception(), HeadraceError):
+                part.unanswered[id] = printable(str(error))[:REASON_MAX]
+            else:
+                part.answers[id] = task.result()
+    return part
 
 
 def summed(answers: Mapping[str, TrialAnswer]) -> list[PolicyOutcome]:
@@ -162,7 +175,7 @@ def _pinned_above_limits(document: PolicyDocument, answers: Mapping[str, TrialAn
 
 
 def _pinned_text(node: str, pinned: PinnedTenant) -> str:
-    where = f"node {node}" if node else "this node"
+    where = ALONE if node == ALONE else f"node {node}"
     return f"limit: {show_size(pinned.limit_bytes)} on {where}, where {show_size(pinned.pinned_bytes)} are pinned"
 
 

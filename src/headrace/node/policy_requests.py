@@ -88,7 +88,8 @@ class PolicyRequests:
         return PolicyExplained([self._decision(request.path, decision) for decision in decisions])
 
     async def _try(self, request: PolicyTry) -> PolicyTried:
-        return PolicyTried(*await self._trial.outcomes(request.text, parse_policy(request.text)))
+        document = parse_policy(request.text)
+        return PolicyTried(*await self._trial.outcomes(request.text, document, limit_s=request.limit_s))
 
     async def _advise(self, request: PolicyAdvise) -> PolicyAdvised:
         outlooks, advice = await self._advisor.advise(self._policies.current)

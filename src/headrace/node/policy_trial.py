@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+from headrace.base.deadline import Deadline
+from headrace.base.errors import DeadlineExceededError
 from headrace.base.model import FileId
 from headrace.base.namespace_path import join
 from headrace.node.space_policy import NodeCapacity, chain_of
@@ -61,6 +63,29 @@ class ClusterCopies:
         return counts[1] - counts[0]
 
 
+class _Turns:
+    """Gives others their turns on the loop while files are compared, and ends after the limit."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._deadline = Deadline.after(limit_s)
+        self._files = 0
+
+    async def next_file(self) -> bool:
+        """Count a file. Return whether others had a turn. Raises DeadlineExceededError."""
+        self._files += 1
+        if self._files % FILES_A_TURN:
+            return False
+        await asyncio.sleep(0)
+        if self._deadline.passed():
+            raise DeadlineExceededError(
+                "the trial of a policy",
+                why=f"{self._files} files were compared in {self._limit_s:g} s, and others remain",
+                hint="`headrace policy try` on the host of a node waits longer",
+            )
+        return True
+
+
 class PolicyTrial:
     """Says what a policy would change on this node. Nothing changes."""
 
@@ -74,14 +99,18 @@ class PolicyTrial:
         self._capacity = capacity
 
     async def answer(self, request: TryPolicy) -> TrialAnswer:
-        """Return what the policy would mean here. Raise PolicyFaultsError for a text with faults."""
+        """Return what the policy would mean here. Raise PolicyFaultsError for a text with faults, and
+        DeadlineExceededError after the limit of the request."""
+        turns = _Turns(request.limit_s)
         policy = PolicyResolver(parse_policy(request.text))
-        rows = await self._rows(self._policy.resolver, policy) if request.outcomes else []
-        return TrialAnswer(list(self._store.space.tiered.order), self._pinned_above_limits(policy), rows)
+        rows = await self._rows(self._policy.resolver, policy, turns) if request.outcomes else []
+        pinned = await self._pinned_above_limits(policy, turns)
+        return TrialAnswer(list(self._store.space.tiered.order), pinned, rows)
 
-    def _pinned_above_limits(self, policy: PolicyResolver) -> list[PinnedTenant]:
+    async def _pinned_above_limits(self, policy: PolicyResolver, turns: _Turns) -> list[PinnedTenant]:
         pinned: dict[str, int] = {}
         for id in list(self._store.space.pinned) if policy.document.tenants else ():
+            await turns.next_file()
             path, cached = self._index.path_of(id), self._index.cached(id)
             if path is not None and cached is not None:
                 tenant = policy.of(path).tenant
@@ -93,15 +122,12 @@ class PolicyTrial:
             if entitled.limit is not None and pinned.get(name, 0) > entitled.limit
         ]
 
-    async def _rows(self, before: PolicyResolver, after: PolicyResolver) -> list[TrialRow]:
+    async def _rows(self, before: PolicyResolver, after: PolicyResolver, turns: _Turns) -> list[TrialRow]:
         """Return the changes of each effect with their files and bytes, those of most files first."""
         sums: dict[tuple[str, str, str], _Sum] = {}
         paths: dict[FileId, bytes | None] = {}
-        count = 0
         for cached in self._index.cached_files():
-            count += 1
-            if count % FILES_A_TURN == 0:
-                await asyncio.sleep(0)
+            if await turns.next_file():
                 paths.clear()
             entry = self._index.entry(cached.id)
             if entry is None:

@@ -19,7 +19,7 @@ from headrace.base.model import ObjectMetadata, Version
 from headrace.base.namespace_path import check_name, check_node_id, check_path
 from headrace.overlay.pending_version import PendingEntry
 from headrace.overlay.snapshot import Snapshot
-from headrace.policy.limits import POLICY_TEXT_MAX
+from headrace.policy.limits import POLICY_TEXT_MAX, TRIAL_LIMIT_S_MAX
 from headrace.wire.message import Message
 from headrace.wire.messages import Done, Failure
 
@@ -233,10 +233,11 @@ class ResolveVersion(Message, frozen=True):
 
 class TryPolicy(Message, frozen=True):
     """Ask what a policy would mean for the files that the receiver has cached, and change nothing. outcomes: False asks
-    only what forbids it there. → TrialAnswer."""
+    only what forbids it there. limit_s: seconds after which the receiver gives up. → TrialAnswer."""
 
     text: Annotated[str, msgspec.Meta(max_length=POLICY_TEXT_MAX)]
     outcomes: bool = True
+    limit_s: Annotated[int, msgspec.Meta(ge=1, le=TRIAL_LIMIT_S_MAX)] = TRIAL_LIMIT_S_MAX
 
 
 class RecallLease(Message, frozen=True):

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from headrace.base.namespace_path import PATH_BYTES_MAX
-from headrace.policy.limits import POLICY_AUTHOR_MAX, POLICY_TEXT_MAX
+from headrace.policy.limits import POLICY_AUTHOR_MAX, POLICY_TEXT_MAX, TRIAL_LIMIT_S, TRIAL_LIMIT_S_MAX
 from headrace.wire.message import Message
 
 
@@ -40,9 +40,10 @@ class PolicyExplain(Message, frozen=True):
 
 
 class PolicyTry(Message, frozen=True):
-    """Say what a policy would change, and change nothing. → PolicyTried."""
+    """Say what a policy would change, and change nothing. limit_s: seconds for all nodes together. → PolicyTried."""
 
     text: Annotated[str, msgspec.Meta(max_length=POLICY_TEXT_MAX)]
+    limit_s: Annotated[int, msgspec.Meta(ge=1, le=TRIAL_LIMIT_S_MAX)] = TRIAL_LIMIT_S
 
 
 class PolicyAdvise(Message, frozen=True):
