@@ -361,6 +361,7 @@ def remove(
                 f"cannot unmount {mountpoint}", why="another file system is mounted over the seal"
             )
         unmount_seal(mountpoint)  # while the session still keeps the name of the mountpoint
+    places = node.catalogue.places(seal)
     node.catalogue.change_places(seal, lambda _: [])
     if node.is_running:
         start = JobStart(kind="unseal", path="/", options={"seal": str(seal)})
@@ -368,6 +369,8 @@ def remove(
     else:
         node.catalogue.remove(seal)
     in_use = str(seal) in node.catalogue.in_use()
+    if not in_use:  # a mount namespace may have it at its mountpoint
+        node.remove_mountpoints(places)
     if json:
         print_json({"seal": str(seal), "in_use": in_use})
     else:

@@ -151,16 +151,24 @@ class SealNode:
     def mount(self, record: SealRecord, place: Place) -> None:
         """Mount a seal. Its place is recorded first, so that each mount has a record. Another seal loses the place only
         after this one is mounted. Raises MountError if the directory is not empty."""
-        from headrace.seal.places import make_mountpoint
+        import msgspec
 
+        from headrace.seal.mountpoint import make_mountpoint, remove_mountpoint
+
+        created = 0
         if not place.in_place:
-            make_mountpoint(place.mountpoint)
+            created = make_mountpoint(place.mountpoint)
+            place = msgspec.structs.replace(
+                place, created_inode=created or self._created_at(place.mountpoint)
+            )
         before = [kept for kept in self.catalogue.places(record.seal) if kept.mountpoint == place.mountpoint]
         self._record(record.seal, place.mountpoint, [place])
         try:
             self._mount_view(record, place)
         except BaseException:
             self._record(record.seal, place.mountpoint, before)
+            if created:
+                remove_mountpoint(place, self.catalogue)
             raise
         self._take_place_from_others(record.seal, place)
         for inner, seal in self.known_places():
@@ -233,6 +241,22 @@ class SealNode:
         for state in self.states if place.in_place else ():
             if state.mountpoint and _is_below(place.mountpoint, state.mountpoint):
                 keep_mountpoints(state.mountpoint)
+
+    def remove_mountpoints(self, places: list[Place]) -> None:
+        """Remove the directories that commands created for a removed seal, unless another seal has its place there."""
+        from headrace.seal.mountpoint import remove_mountpoint
+
+        taken = {place.mountpoint for place, _ in self.known_places()}
+        for place in places:
+            if place.mountpoint not in taken:
+                remove_mountpoint(place, self.catalogue)
+
+    def _created_at(self, mountpoint: str) -> int:
+        """Return the inode of a mountpoint that a command created for an earlier seal; 0 if none did."""
+        return max(
+            (place.created_inode for place, _ in self.known_places() if place.mountpoint == mountpoint),
+            default=0,
+        )
 
     def known_places(self) -> list[tuple[Place, SealId]]:
         """Return all places with their seals, outer places first."""

@@ -114,11 +114,12 @@ class SealRecord(msgspec.Struct, frozen=True):
 
 class Place(msgspec.Struct, frozen=True):
     """A mount of a seal that comes back with `up`. in_place: it covers the same path of the node's own mount. shared:
-    other users may enter it."""
+    other users may enter it. created_inode: of the directory if a command created it; 0 otherwise."""
 
     mountpoint: str
     in_place: bool = False
     shared: bool = False
+    created_inode: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from headrace.seal.catalogue import Catalogue, Place, SealRecord
 from headrace.seal.inner_mounts import InnerMounts, inner_mounts, opened_directory
 from headrace.seal.mount import attach_view, open_image, open_view
 from headrace.seal.mounted import is_exchanged, is_from, source_of, source_on_top
+from headrace.seal.mountpoint import MOVABLE
 from headrace.seal.stored_image import open_stored_image
 
-_MOVABLE = "users other than root may replace a directory of this path"
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -74,19 +74,6 @@ def mount_seal(
             inner.unmount_covered()
 
 
-def make_mountpoint(mountpoint: str) -> None:
-    """Create a directory for a seal, and those above it. Another user must not be able to lead them elsewhere. Raises
-    MountError if it is not empty."""
-    subject, missing = f"cannot mount at {mountpoint}", mountpoint
-    while not os.path.lexists(os.path.dirname(missing)):
-        missing = os.path.dirname(missing)
-    if not only_root_moves(missing):
-        raise MountError(subject, why=_MOVABLE)
-    os.makedirs(mountpoint, exist_ok=True)
-    if not os.path.ismount(mountpoint) and os.listdir(mountpoint):
-        raise MountError(subject, why="the directory is not empty")
-
-
 def unmount_seal(mountpoint: str) -> None:
     """Unmount the seal that is the last mount at a path; open files go on. Seals inside it are mounted again at once.
     Raises MountError where another file system is, or where a seal inside can't be mounted again."""
@@ -121,7 +108,7 @@ def _opened_place(place: Place) -> Iterator[int]:
     """Open the directory of a place. Another user must not be able to put one in its place. Raises MountError."""
     subject = f"cannot mount at {place.mountpoint}"
     if not place.in_place and not only_root_moves(place.mountpoint):
-        raise MountError(subject, why=_MOVABLE)
+        raise MountError(subject, why=MOVABLE)
     try:
         with opened_directory(place.mountpoint) as target:
             yield target

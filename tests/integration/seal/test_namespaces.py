@@ -139,6 +139,29 @@ def test_who_still_has_a_removed_seal_reads_its_files(host: Host, containers: li
     wait_until(lambda: not [path for path in (host.cache / "files").rglob("*") if path.is_file()])
 
 
+def test_a_mountpoint_stays_while_a_container_has_a_seal_there(
+    host: Host, containers: list[Container]
+) -> None:
+    """The removal of the directory would unmount it in the container. One has the last seal, one the seal before."""
+    host.up()
+    sealed = host.base / "sealed"
+    for _ in range(2):
+        host.ok("seal", host.mount / "images", "--at", sealed)
+        containers.append(Container("--propagation", "private"))
+    for version in ("images@1", "images@2"):
+        host.ok("seal", "remove", version)
+    containers.pop().end()
+    host.ok("seal", "/images", "--at", sealed)
+    host.ok("seal", "remove", "images@1")
+    assert sealed.is_dir()
+    for name in ("large", "7.bin"):
+        assert containers[0].read(sealed / name) == (host.truth / "images" / name).read_bytes()
+    containers.pop().end()
+    host.ok("seal", "/images", "--at", sealed)
+    host.ok("seal", "remove", "images@1")
+    assert sealed.is_dir()  # it was there when the seal was mounted
+
+
 def test_nodes_of_one_host_have_seals_of_one_name(host: Host) -> None:
     """What is done to one of them leaves the other as it is."""
     host.up()
