@@ -25,7 +25,7 @@ from headrace.ring.view import ClusterView, NodeInfo
 from headrace.testing.etcd import EtcdServer, etcd_server
 from headrace.testing.virtual_loop import run_virtual
 from headrace.testing.waiting import until
-from headrace.writeback.replication.failover import Failover
+from headrace.writeback.replication.failover import Failover, _Run
 from headrace.writeback.replication.placement import ReplicaSetRecords
 from tests.certificates import authority, issued
 
@@ -432,7 +432,7 @@ def test_copies_are_dropped_only_where_a_record_says_so(
             on_persisted=lambda _: pytest.fail("persisted"),
             delay_s=0,
         )
-        task = asyncio.ensure_future(me._fail_over("a"))
+        task = asyncio.ensure_future(me._fail_over("a", _Run()))
         await until(lambda: asked >= 5)
         assert copy.read_bytes() == b"acknowledged"
         with pytest.raises(ClusterUnavailableError, match="no other node knows"):

@@ -67,6 +67,7 @@ class SyncExecutor:
         self._removals = removals
         self._turns = turns
         self._trouble_at = trouble_at
+        self._held_back = ""
         self._gate = asyncio.Semaphore(CONCURRENCY_MAX)
         self._clearing = asyncio.Lock()
         self.removals_due_s = math.inf
@@ -79,6 +80,10 @@ class SyncExecutor:
     def stop(self) -> None:
         """Have the namespace no longer keep those names."""
         self._names.remove_in_flight(self._layer.journal.unsure)
+
+    def hold_back(self, why: str) -> None:
+        """Begin no more work. why: the reason that waiting paths get."""
+        self._held_back = why
 
     def folders_of(self, paths: Iterable[bytes]) -> set[bytes]:
         """Return the directories whose listings at the origin change: those of the paths and, where the index lacks
@@ -143,7 +148,7 @@ class SyncExecutor:
         async with self._gate, self._turns.at(path):
             try:
                 entry = self._dirty.get(path)
-                if entry is not None and (trouble := self._trouble_at(path)):
+                if entry is not None and (trouble := self._held_back or self._trouble_at(path)):
                     entry.held_back(trouble, RETRY_S)
                     return ClusterUnavailableError(os.fsdecode(path), why=trouble)
                 if entry is not None:
@@ -244,8 +249,11 @@ class SyncExecutor:
         """Remove at the origin the directories whose place a file has taken, because they would block its upload."""
         async with self._clearing:
             self.removals_due_s = math.inf
+            pending = self.pending_removals()
             try:
-                await self._removals.remove_pending(self.pending_removals())
+                if pending and self._held_back:
+                    raise ClusterUnavailableError("removed directories", why=self._held_back)
+                await self._removals.remove_pending(pending)
             except HeadraceError as error:
                 log.info("removed directories are still at the origin error=%s", error)
                 self.removals_due_s = monotonic_s() + RETRY_S

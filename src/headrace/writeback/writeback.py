@@ -232,6 +232,11 @@ class WriteBack:
             if self._dirty.below(path, since_s=begun_s):
                 await asyncio.sleep(PERSIST_POLL_S)
 
+    def hold_back(self, why: str) -> None:
+        """Begin no more work for any path. What is in flight ends, and `persist` then raises ClusterUnavailableError
+        if paths are left."""
+        self._executor.hold_back(why)
+
     async def flush_journal(self) -> None:
         """Make the journal durable, so that no persisted version is forgotten in a power loss. Raises StoreError."""
         await self._layer.write_ahead.flush()

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.base import failpoint
-from headrace.base.model import BLOCK_SIZE_BYTES
+from headrace.base.clock import monotonic_s
+from headrace.base.model import BLOCK_SIZE_BYTES, ObjectInfo
+from headrace.base.tasks import OwnedTasks
 from headrace.overlay.hiding import hide
 from headrace.testing.waiting import until
+from headrace.writeback.replication.failover import PUTS_END_S
 from headrace.writeback.sync_journal import SyncJournal
 from tests.faulty_origin import PlannedFault
 from tests.unit.writeback.replication_fixture import HOLDER, WRITER, ReplicationFixture, view_of
@@ -167,3 +172,104 @@ async def test_a_writer_that_was_not_persisted_learns_nothing(tmp_path: Path) ->
         os.makedirs(folder)
         SyncJournal(f"{folder}/taken.db").close()
         assert (await nodes.failover.report(WRITER, done=False)).files == []
+
+
+# ------------------------------------------------------------ a writer that is back while its files are persisted
+
+
+class HeldPuts:
+    """Puts whose objects are at the origin, and whose answers wait. has_reached: of the first. may_answer: of all."""
+
+    def __init__(self, nodes: ReplicationFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has_reached, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.count = 0
+        put = nodes.writer.memory.put
+
+        async def hold(*arguments: Any, **options: Any) -> ObjectInfo:
+            self.count += 1
+            info = await put(*arguments, **options)
+            self.has_reached.set()
+            await self.may_answer.wait()
+            return info
+
+        monkeypatch.setattr(nodes.writer.memory, "put", hold)
+
+
+def is_back(nodes: ReplicationFixture) -> None:
+    nodes.view = view_of(WRITER, HOLDER)
+    nodes.failover.on_view()
+
+
+async def assert_no_conflict(nodes: ReplicationFixture) -> None:
+    """The writer persists what is left, and keeps nothing under another name."""
+    async with nodes.writer.running(nodes.writer.write_back()) as write:
+        await write.persist(b"/")
+        assert nodes.writer.kept() == []
+
+
+@pytest.mark.parametrize("first", ["view", "report"])
+async def test_a_put_in_flight_is_reported_to_a_writer_that_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """The view may have the writer before or after its question comes."""
+    monkeypatch.setattr("headrace.writeback.executor.CONCURRENCY_MAX", 1)
+    async with cluster(tmp_path) as nodes:
+        nodes.writer.write(PATH, OURS)
+        nodes.writer.write(b"/d/second", b"second")
+        await nodes.replicated(PATH, b"/d/second")
+        puts = HeldPuts(nodes, monkeypatch)
+        await nodes.leave()
+        await puts.has_reached.wait()
+        if first == "view":
+            is_back(nodes)
+        async with OwnedTasks() as tasks:
+            report = tasks.start(nodes.failover.report(WRITER, done=False))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not report.done()
+            if first == "report":
+                is_back(nodes)
+            puts.may_answer.set()
+            files = (await report).files
+        assert [file.version for file in files] == [await nodes.writer.origin_version(files[0].path)]
+        assert puts.count == 1, "no other put began"
+        assert nodes.persisted == [] and nodes.failover.files_persisted == 1
+        assert nodes.replica(PATH) == OURS and nodes.replica(b"/d/second") == b"second"
+        assert nodes.failover.status()["taking_over"] == []
+        await nodes.failback.ask()
+        await assert_no_conflict(nodes)
+        assert await nodes.writer.origin_bytes(PATH) == OURS
+        assert await nodes.writer.origin_bytes(b"/d/second") == b"second"
+
+
+async def test_a_put_that_does_not_end_delays_the_report_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path) as nodes:
+        nodes.writer.write(PATH, OURS)
+        await nodes.replicated(PATH)
+        puts = HeldPuts(nodes, monkeypatch)
+        await nodes.leave()
+        await puts.has_reached.wait()
+        is_back(nodes)
+        began_s = monotonic_s()
+        assert (await nodes.failover.report(WRITER, done=False)).files == []
+        assert monotonic_s() - began_s == pytest.approx(PUTS_END_S)
+        assert nodes.replica(PATH) == OURS and nodes.persisted == []
+
+
+async def test_a_writer_that_leaves_again_at_once_is_persisted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path) as nodes:
+        nodes.writer.write(PATH, OURS)
+        await nodes.replicated(PATH)
+        puts = HeldPuts(nodes, monkeypatch)
+        await nodes.leave()
+        await puts.has_reached.wait()
+        is_back(nodes)
+        await nodes.leave()
+        assert nodes.failover.status()["taking_over"] == [WRITER]
+        puts.may_answer.set()
+        assert await dropped(nodes) == ["taken.db"]
+        assert nodes.persisted == [WRITER] and await nodes.writer.origin_bytes(PATH) == OURS

@@ -7,6 +7,9 @@ replicas are deleted last, because other nodes may still read from them.
 Each replica persists under the preconditions that the writer would have used, so a second replica finds the same bytes
 at the origin. A writer that returns first queries all nodes (failback.py). A file that the writer still has as it was
 persisted is clean. A writer that was only cut off queries them when the origin has a version that it did not upload.
+
+When the writer returns, its failover begins no more uploads. Those in flight have PUTS_END_S to end, because the origin
+may have their objects already: the report must name them.
 """
 
 from __future__ import annotations
@@ -37,12 +40,28 @@ from headrace.writeback.writeback import WriteBack
 
 log = logging.getLogger(__name__)
 
+PUTS_END_S = 5.0
+"""Seconds for which uploads in flight may end when their writer returns; half of the limit of its query."""
 RETRY_S = 2.0
 """Pause before a failed failover is repeated, in seconds."""
 REPLICA_LINGER_S = 3.0
 """Seconds for which replicas stay after the writer's record was deleted, as other nodes may not have seen that yet."""
 REPORT_FILES_MAX = 50_000
 """Most files of one report to a writer."""
+
+
+class _Run:
+    """Hold the failover of one writer. write: persists its replicas now; None before and after. is_ended: the writer
+    returned."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.write: WriteBack | None = None
+        self.is_ended = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.task is not None and self.task.done()
 
 
 class Failover:
@@ -71,17 +90,18 @@ class Failover:
         self._on_persisted = on_persisted
         self._delay_s = delay_s
         self._tasks = OwnedTasks()
-        self._failovers: dict[str, asyncio.Task[None]] = {}
+        self._failovers: dict[str, _Run] = {}
         self.files_persisted = 0
 
     def on_view(self) -> None:
-        """Start the delay for writers that left, and cancel the failover of those that returned."""
+        """Start the delay for writers that left, and end the failover of those that returned."""
         nodes = self._view().nodes
         for writer in self._replica_host.writers():
             if writer in nodes:
                 self._end(writer)
             elif writer not in self._failovers:
-                self._failovers[writer] = self._tasks.start(self._fail_over(writer))
+                run = self._failovers[writer] = _Run()
+                run.task = self._tasks.start(self._fail_over(writer, run))
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -90,17 +110,23 @@ class Failover:
         """Return the writers with replicas here, those in failover, and the number of files persisted for them."""
         return {
             "copies_of": self._replica_host.writers(),
-            "taking_over": [writer for writer, task in self._failovers.items() if not task.done()],
+            "taking_over": [writer for writer, run in self._failovers.items() if not run.is_done],
             "files_persisted_for_others": self.files_persisted,
         }
 
     def _end(self, writer: str) -> None:
-        """Cancel the failover of a writer, if one runs."""
-        task = self._failovers.pop(writer, None)
-        if task is not None:
-            task.cancel()
+        """End the failover of a writer, if one runs. Its lock is held until uploads in flight have ended."""
+        run = self._failovers.pop(writer, None)
+        if run is None or run.task is None:
+            return
+        run.is_ended = True
+        if run.write is None:
+            run.task.cancel()
+        else:
+            run.write.hold_back("the writer is back")
+            self._tasks.start(_cancel_later(run.task))
 
-    async def _fail_over(self, writer: str) -> None:
+    async def _fail_over(self, writer: str, run: _Run) -> None:
         """Wait for the delay, then persist a writer's replicas, unless they are outdated, and delete them. A failure is
         retried until the writer returns."""
         await asyncio.sleep(self._delay_s)
@@ -110,7 +136,12 @@ class Failover:
                 is_current = await self._records.is_holder(writer, self._me)
                 if is_current and self._has_replicas(writer):
                     async with self._replica_host.lock_of(writer):
-                        await self._persist(writer)
+                        try:
+                            await self._persist(writer, run)
+                        finally:
+                            run.write = None
+                    if run.is_ended:
+                        return
                     await self._on_persisted(writer)
                     failpoint.hit("failover.cleared")
                     await asyncio.sleep(REPLICA_LINGER_S)
@@ -118,6 +149,8 @@ class Failover:
                     self._drop(writer)
                 return
             except HeadraceError as error:
+                if run.is_ended:
+                    return
                 if last_error != str(error):
                     last_error = str(error)
                     log.warning(
@@ -127,15 +160,17 @@ class Failover:
                     )
             except Exception:
                 log.exception("replicated files of a node that left can't be persisted node=%s", writer)
+                if run.is_ended:
+                    return
             await asyncio.sleep(RETRY_S)
 
-    async def _persist(self, writer: str) -> None:
+    async def _persist(self, writer: str, run: _Run) -> None:
         """Persist everything in a writer's replicas. The report for the writer is durable before any replica is
         deleted."""
         directory = self._replica_host.folder_of(writer)
         log.warning("a node left the cluster, this replica persists its files node=%s", writer)
         self._replica_host.forget(writer)
-        write = self._build(directory)
+        run.write = write = self._build(directory)
         try:
             await write.start()
             await write.persist(b"/")
@@ -184,6 +219,12 @@ class Failover:
         return FailoverReport(
             [FailedOverFile(row.path, row.inode, row.ctime_ns, row.size_bytes, row.version) for row in rows]
         )
+
+
+async def _cancel_later(task: asyncio.Task[None]) -> None:
+    """Cancel a failover that has not ended after PUTS_END_S."""
+    await asyncio.wait([task], timeout=PUTS_END_S)
+    task.cancel()
 
 
 def _is_there(path: str) -> bool:
