@@ -2,8 +2,9 @@
 
 The samplers of torch itself are *drained*: they take all their random numbers before their first index, from a
 generator of their own, so the program can't tell. Of any other sampler a *copy* runs ahead, and the states of the
-random generators are put back; the original then runs as it would have. A copy may be wrong, if the sampler depends
-on what the program does meanwhile. Each batch is compared with it, and the plan ends at the first difference.
+random generators are put back; the original then runs as it would have. A sampler that shares other state with its
+copy is not copied (`copied_code.py`). A copy may be wrong, if the sampler depends on what the program does meanwhile.
+Each batch is compared with it, and the plan ends at the first difference.
 """
 
 from __future__ import annotations
@@ -20,16 +21,14 @@ from itertools import chain, islice
 from types import GeneratorType
 from typing import Any
 
+from .copied_code import KNOWN, SharesState, check_copy
+from .stand_ins import RefusedParts, stand_in_for
+
 SAMPLES_MAX = 50_000_000
 """Samples of one epoch that are learned. An order without an end is learned so far, at 4 bytes a sample."""
 COPY_S_MAX = 2.0
 """Seconds for which the copy of a sampler runs. What it has not given by then is not learned."""
 _COPIED_AT_ONCE = 1024
-KNOWN = (
-    *("torch", "torchvision", "torchdata", "accelerate", "transformers", "lightning", "pytorch_lightning"),
-    *("lightning_fabric", "timm", "headrace", "megatron"),
-)
-"""Packages whose samplers never wait for another rank. A copy of one that does could make a job hang."""
 _SHARED = ("data_source", "dataset", "data_set", "_dataset")
 """Attributes of a sampler that a copy shares with it: data sets can be as large as the memory."""
 
@@ -149,9 +148,9 @@ def _whole_batches(index_sampler: Any, indices: array[int]) -> array[int]:
 
 def next_epoch(index_sampler: Any) -> array[int] | None:
     """Return the order of the epoch after this one, where a seed and the number of the epoch alone decide it. Called in
-    another thread than the program's, so no generator of the program may be used."""
+    another thread than the program's, so no generator of the program may be used, nor its own code."""
     sampler = _innermost(index_sampler)
-    if not _is_seeded(sampler):
+    if not _is_seeded(sampler) or not _is_known(index_sampler):
         return None
     later = copy.deepcopy(index_sampler, _shared_by(index_sampler))
     _innermost(later).set_epoch(sampler.epoch + 1)
@@ -247,10 +246,14 @@ def _run_copy(index_sampler: Any, iterator: Any, data_set: Any, skipped: int) ->
     # other threads may draw meanwhile, so nothing is put back needlessly
     states = None if _has_own_generator(index_sampler) else _random_states()
     try:
-        batches = _copied(index_sampler, iterator, data_set, skipped)
-        return _first_indices(_flat(batches))
+        batches = _copied(index_sampler, iterator, data_set, skipped, refusals := RefusedParts())
+        learned = _first_indices(_flat(batches))
+        refusals.check()
+        return learned
     except NotPlannable:
         raise
+    except SharesState as error:
+        raise NotPlannable(f"a copy of its sampler would share {error}") from None
     except Exception as error:  # noqa: BLE001 - whatever a foreign sampler raises, the job goes on without a plan
         raise NotPlannable(f"{_name_of(index_sampler)} can't be copied: {error!r}") from None
     finally:
@@ -276,9 +279,14 @@ def _first_indices(indices: Iterator[int]) -> tuple[array[int], bool]:
     return order, False
 
 
-def _copied(index_sampler: Any, iterator: Any, data_set: Any, skipped: int) -> Iterator[Any]:
-    """Return a copy of an iterator. A generator can't be copied; as it has not begun, the sampler is."""
+def _copied(
+    index_sampler: Any, iterator: Any, data_set: Any, skipped: int, refusals: RefusedParts
+) -> Iterator[Any]:
+    """Return a copy of an iterator. A generator can't be copied; as it has not begun, the sampler is. Raise SharesState
+    if the copy could change something of the program."""
     shared = {**_shared_by(index_sampler), **({} if data_set is None else {id(data_set): data_set})}
+    if check_copy(index_sampler, iterator, stood_for=shared):
+        shared = {key: stand_in_for(value, refusals) for key, value in shared.items()}
     if not isinstance(iterator, GeneratorType):
         try:
             return iter(copy.deepcopy(iterator, dict(shared)))
@@ -319,7 +327,7 @@ def _random_states() -> tuple[Any, Any, Any]:
     return (
         random.getstate(),
         torch.random.get_rng_state(),
-        None if numpy is None else numpy.random.get_state(),
+        None if numpy is None else numpy.random.get_state(legacy=False),
     )
 
 
