@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -18,6 +19,8 @@ from tests.integration.door.rest.conftest import TOKEN, Api, serving
 pytestmark = pytest.mark.timeout(90)
 
 OF_EVENTS = "of-the-origin"
+FLOODED = 250
+"""Directories in which 16 names change: so many are looked up one by one."""
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +179,55 @@ def test_a_flood_of_events_costs_bounded_work(tmp_path: Path) -> None:
             assert requests <= 3 * listed + 50, (requests, listed)
     finally:
         origin.__exit__(None, None, None)
+
+
+def test_a_flood_of_one_mount_delays_no_other(tmp_path: Path) -> None:
+    """Its names wait for their lookups, 400 a second, while a change of another mount is shown."""
+    from headrace.testing.servers import ServerMissing
+    from tests.emulators import moto_s3
+
+    token = tmp_path / "events-token"
+    token.write_text(f"{OF_EVENTS}\n")
+    token.chmod(0o600)
+    with contextlib.ExitStack() as stack:
+        try:
+            server = stack.enter_context(moto_s3())
+        except ServerMissing as error:
+            pytest.skip(str(error))
+        for number in range(FLOODED):
+            server.put(f"flooded/d{number}/file", b"x" * 10)
+        server.put("other/d/file", b"y" * 10)
+        allowed = f"{server.url()},endpoint={server.endpoint}"
+        api = stack.enter_context(
+            serving(
+                *(tmp_path,), write="off", events_token=token, allowed_origins=allowed, sync_interval_s=3600
+            )
+        )
+        for name in ("flooded", "other"):
+            mount = {
+                "path": f"/{name}",
+                "url": f"{server.url().rstrip('/')}/{name}",
+                "options": {**server.options(), "allow_http": "true"},
+            }
+            assert api.ask("POST", "/v1/mounts", body=mount).status == 201
+        for number in range(FLOODED):
+            assert api.ask("GET", f"/v1/entries?path=/flooded/d{number}").status == 200
+        assert names_of(api, "/other/d") == ["/other/d/file"]
+        records = [
+            record(f"flooded/d{number}/{name}", "data") for number in range(FLOODED) for name in range(16)
+        ]
+        server.put("other/d/new", b"z" * 10)
+        for start in range(0, len(records), 2000):
+            assert post(api, {"Records": records[start : start + 2000]}).status == 200
+        assert post(api, {"Records": [record("other/d/new", "data")]}).status == 200
+        wait_until(lambda: "/other/d/new" in names_of(api, "/other/d"), 60.0)
+        counts = events_of(api)
+        assert counts["names_waiting"] > 0, counts
+        assert counts["overflows"] == 0
+
+
+def names_of(api: Api, path: str) -> list[str]:
+    return [entry["path"] for entry in api.ask("GET", f"/v1/entries?path={path}").json["entries"]]
 
 
 def handshake(api: Api, **headers: str) -> Any:

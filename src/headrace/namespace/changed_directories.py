@@ -3,8 +3,8 @@
 A report is a hint that anyone who can write at the origin causes, and it may be late, repeated or false. So what it
 costs is bounded. Reports of a name or a directory are joined. At most CHECKS_MAX names are looked up at a time and
 CHECKS_S a second, and at most REFRESHES_MAX directories are listed at a time and REFRESHES_S a second. Each rests
-afterwards for some times as long as that took. More than WAITING_MAX are not kept apart: then their whole mount is
-listed again, at most once in SYNC_REST_S.
+afterwards for some times as long as that took. Mounts take turns (report_lanes.py). A mount with as many waiting
+reports as WAITING_MAX leaves for all others gets no more: it is listed again as a whole, at most once in SYNC_REST_S.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from headrace.base.clock import monotonic_s
 from headrace.base.errors import DeadlineExceededError, HeadraceError, OriginUnavailableError
 from headrace.base.namespace_path import split
 from headrace.base.tasks import OwnedTasks
-from headrace.base.token_bucket import TokenBucket, wait_for_turn
 from headrace.namespace.changes import NameChanges
 from headrace.namespace.listings import Listings
 from headrace.namespace.name_checks import NameChecks
+from headrace.namespace.report_lanes import ReportLane
 from headrace.namespace.reported_paths import ReportedPaths, Scope, Target
 from headrace.namespace.tree import NameTree
 
 log = logging.getLogger(__name__)
 
-WAITING_MAX = 10_000
+WAITING_MAX = 20_000
+"""Half of them for one mount, half of the rest for the next that is flooded, and so on: each has some."""
 REFRESHES_MAX = 8
 REFRESHES_S = 100.0
 CHECKS_MAX = 32
@@ -48,10 +49,11 @@ class ChangedDirectories:
         self._checks = checks
         self.reported = ReportedPaths(tree)
         self._waiting: dict[Target, asyncio.Future[None]] = {}
+        self._mounts_waiting: dict[bytes, int] = {}  # reports that wait, by the paths of their mounts
         self._names_waiting: dict[bytes, int] = {}  # by their directories
         self._rests_until_s: dict[Target, float] = {}
-        self._listing_lane = _Lane(REFRESHES_MAX, REFRESHES_S)
-        self._checking_lane = _Lane(CHECKS_MAX, CHECKS_S)
+        self._listing_lane = ReportLane(REFRESHES_MAX, REFRESHES_S, self._has_several_mounts)
+        self._checking_lane = ReportLane(CHECKS_MAX, CHECKS_S, self._has_several_mounts)
         self._tasks = OwnedTasks()
         self._refreshed = self._checked = self._failed = self._overflows = 0
 
@@ -64,10 +66,11 @@ class ChangedDirectories:
         target = self._nearest(path), scope
         if scope is Scope.DIRECTORY and not self._is_known(target[0]):
             return _done()
-        if target not in self._waiting and len(self._waiting) >= WAITING_MAX:
+        mount = self.reported.top_of(path)
+        if target not in self._waiting and self._is_full(mount):
             self._overflows += 1
-            target = self.reported.top_of(path), Scope.BELOW
-        return self._waiting.get(target) or self._begin(target)
+            target = mount, Scope.BELOW
+        return self._waiting.get(target) or self._begin(target, mount)
 
     def _add_name(self, path: bytes) -> asyncio.Future[None]:
         directory, name = split(path)
@@ -79,19 +82,28 @@ class ChangedDirectories:
         if not self._is_known(directory):
             return _done()
         count = self._names_waiting.get(directory, 0) + 1
+        mount = self.reported.top_of(path)
         if (
             (directory, Scope.DIRECTORY) in self._waiting
-            or len(self._waiting) >= WAITING_MAX
+            or self._is_full(mount)
             or count > self.reported.names_max(directory, count)
         ):
             return self.add(directory)
         self._names_waiting[directory] = count
-        return self._begin(target)
+        return self._begin(target, mount)
 
-    def _begin(self, target: Target) -> asyncio.Future[None]:
+    def _is_full(self, mount: bytes) -> bool:
+        """Return whether a mount may have no more waiting reports."""
+        return self._mounts_waiting.get(mount, 0) >= WAITING_MAX - len(self._waiting)
+
+    def _has_several_mounts(self) -> bool:
+        return self._tree.mounts.count > 1
+
+    def _begin(self, target: Target, mount: bytes) -> asyncio.Future[None]:
         future = self._waiting[target] = asyncio.get_running_loop().create_future()
+        self._mounts_waiting[mount] = self._mounts_waiting.get(mount, 0) + 1
         future.add_done_callback(_retrieve)
-        self._tasks.start(self._refresh_in_turn(target, future))
+        self._tasks.start(self._refresh_in_turn(target, mount, future))
         return future
 
     async def stop(self) -> None:
@@ -99,6 +111,7 @@ class ChangedDirectories:
         for future in self._waiting.values():
             future.cancel()
         self._waiting.clear()
+        self._mounts_waiting.clear()
         self._names_waiting.clear()
 
     def statistics(self) -> dict[str, int]:
@@ -121,10 +134,10 @@ class ChangedDirectories:
         directory = self._tree.directory_at(path)
         return directory is not None and self._listings.is_known(directory)
 
-    async def _refresh_in_turn(self, target: Target, future: asyncio.Future[None]) -> None:
+    async def _refresh_in_turn(self, target: Target, mount: bytes, future: asyncio.Future[None]) -> None:
         try:
             await asyncio.sleep(max(0.0, self._rests_until_s.get(target, 0.0) - monotonic_s()))
-            directory = await self._refresh_in_lane(target)
+            directory = await self._refresh_in_lane(target, mount)
             if directory is not None:
                 await self.add(directory)
         except HeadraceError as error:
@@ -138,21 +151,23 @@ class ChangedDirectories:
         finally:
             future.cancel()
 
-    async def _refresh_in_lane(self, target: Target) -> bytes | None:
+    async def _refresh_in_lane(self, target: Target, mount: bytes) -> bytes | None:
         """Return the directory that must be listed, too; None: there is none."""
         lane = self._checking_lane if target[1] is Scope.NAME else self._listing_lane
-        async with lane.gate:
-            await wait_for_turn([lane.rate.reserve(1, monotonic_s())])
-            self._take(target)  # what is reported from now on may be missing in this answer
+        async with lane.turn(mount):
+            self._take(target, mount)  # what is reported from now on may be missing in this answer
             begun_s = monotonic_s()
             try:
                 return await self._refresh(*target)
             finally:
                 self._rest(target, begun_s)
 
-    def _take(self, target: Target) -> None:
+    def _take(self, target: Target, mount: bytes) -> None:
         """Remove a target from those that wait."""
         del self._waiting[target]
+        self._mounts_waiting[mount] -= 1
+        if not self._mounts_waiting[mount]:
+            del self._mounts_waiting[mount]
         if target[1] is Scope.NAME:
             directory = split(target[0])[0]
             self._names_waiting[directory] -= 1
@@ -190,9 +205,13 @@ class ChangedDirectories:
         return directory_path if not is_right or (is_empty and not is_top) else None
 
     async def _refresh_below(self, path: bytes) -> None:
+        """List the directories of a mount at and below a path. Mounts below it have origins of their own."""
+        mount = self.reported.top_of(path)
         failure: HeadraceError | None = None
         is_away = False
         async for directory_path in self._tree.directories_below(path):
+            if self.reported.top_of(directory_path) != mount:
+                continue
             self._changes.invalidate(directory_path)  # so that the next access lists it, if this one does not
             if is_away:
                 continue
@@ -215,14 +234,6 @@ class ChangedDirectories:
             if path in tops or has_names:
                 return
             path = split(path)[0]
-
-
-class _Lane:
-    """Limits how many run at a time, and how many begin in a second."""
-
-    def __init__(self, running_max: int, starts_s: float) -> None:
-        self.gate = asyncio.Semaphore(running_max)
-        self.rate = TokenBucket(starts_s, monotonic_s(), burst_s=1.0)
 
 
 def _done() -> asyncio.Future[None]:

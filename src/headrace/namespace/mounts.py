@@ -63,6 +63,10 @@ class MountTable:
         self.changed: Listeners[[]] = Listeners()
         """Called after a mount was added or removed."""
 
+    @property
+    def count(self) -> int:
+        return len(self._mounts)
+
     def add(self, mount: Mount) -> None:
         if mount.path in self._mounts:
             raise PathExistsError(

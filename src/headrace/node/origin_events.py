@@ -42,31 +42,66 @@ CHANGES_AT_ONCE = 256
 """Changes that are looked at before other tasks of the loop run."""
 PLACE_S = 1.0
 """Seconds between two checks which receivers belong to this node."""
-UNSENT_MAX = 4096
-"""Most names and directories that wait for one node; for more, their common parent and all below it is meant."""
+UNSENT_MAX = 8192
+"""Most names and directories that wait for one node. A mount with more than it leaves free for the others is sent as
+their common parent and all below it."""
+
+
+class UnsentReports:
+    """The names and directories that wait for one node, by the paths of their mounts, which take turns."""
+
+    def __init__(self) -> None:
+        self._by_mount: dict[bytes, dict[Target, None]] = {}
+        self.count = 0
+
+    def add(self, mount: bytes, wanted: Iterable[Target]) -> None:
+        targets = self._by_mount.setdefault(mount, {})
+        before = len(targets)
+        targets.update(dict.fromkeys(wanted))
+        self.count += len(targets) - before
+        if len(targets) > UNSENT_MAX - self.count:
+            common_parent = os.path.commonpath([path for path, _ in targets])
+            self.count += 1 - len(targets)
+            self._by_mount[mount] = {(common_parent, Scope.BELOW): None}
+
+    def take(self) -> tuple[bytes, Scope, list[bytes]]:
+        """Remove and return a mount and some of its paths, of one scope. There must be some."""
+        mount = next(iter(self._by_mount))
+        targets = self._by_mount.pop(mount)
+        scope = next(iter(targets))[1]
+        paths = [path for path, other in targets if other is scope][:REPORTED_MAX]
+        for path in paths:
+            del targets[path, scope]
+        self.count -= len(paths)
+        if targets:
+            self._by_mount[mount] = targets  # the last one in turn
+        return mount, scope, paths
 
 
 class ReportSender:
     """Passes reported changes on to the other nodes. A node that does not answer gets them again until it answers or
-    leaves the cluster."""
+    leaves the cluster. mount_of: returns the path of the mount that answers for a path."""
 
-    def __init__(self, link: ClusterLink) -> None:
+    def __init__(self, link: ClusterLink, mount_of: Callable[[bytes], bytes]) -> None:
         self._me = link.info.id
         self._peers = link.peers
         self._view = link.view
-        self._unsent: dict[str, dict[Target, None]] = {}
+        self._mount_of = mount_of
+        self._unsent: dict[str, UnsentReports] = {}
         self._sending: dict[str, asyncio.Task[None]] = {}
         self._tasks = OwnedTasks()
 
     async def send(self, targets: Iterable[Target]) -> None:
         """Return when each node was notified, or did not answer once."""
         others = [node for node in self._view().nodes.values() if node.id != self._me]
-        wanted = dict.fromkeys(targets)
-        if not others or not wanted:
+        wanted: dict[bytes, list[Target]] = {}
+        for target in targets if others else ():
+            wanted.setdefault(self._mount_of(target[0]), []).append(target)
+        if not wanted:
             return
         for node in others:
-            self._unsent.setdefault(node.id, {}).update(wanted)
-            self._bound(node.id)
+            for mount, changed in wanted.items():
+                self._unsent.setdefault(node.id, UnsentReports()).add(mount, changed)
         await asyncio.wait([self._begin(node.id) for node in others], timeout=SEND_LIMIT_S)
 
     async def stop(self) -> None:
@@ -75,14 +110,11 @@ class ReportSender:
     @property
     def unsent(self) -> int:
         """Return how many names and directories wait for nodes that do not answer."""
-        return sum(map(len, self._unsent.values()))
+        return sum(unsent.count for unsent in self._unsent.values())
 
-    def _bound(self, node_id: str) -> None:
-        targets = self._unsent[node_id]
-        if len(targets) > UNSENT_MAX:
-            common_parent = os.path.commonpath([path for path, _ in targets])
-            targets.clear()
-            targets[common_parent, Scope.BELOW] = None
+    def _has_unsent(self, node_id: str) -> bool:
+        unsent = self._unsent.get(node_id)
+        return unsent is not None and unsent.count > 0
 
     def _begin(self, node_id: str) -> asyncio.Future[None]:
         """Return a future that ends after the first attempt, or, while others are being made, when the node has all."""
@@ -95,7 +127,7 @@ class ReportSender:
 
     async def _send_all(self, node_id: str, first: asyncio.Future[None]) -> None:
         try:
-            while self._unsent.get(node_id):
+            while self._has_unsent(node_id):
                 node = self._view().nodes.get(node_id)
                 if node is None:
                     return
@@ -105,24 +137,20 @@ class ReportSender:
                 if not is_sent:
                     await asyncio.sleep(RETRY_S)
         finally:
-            if not self._unsent.get(node_id) or node_id not in self._view().nodes:
+            if not self._has_unsent(node_id) or node_id not in self._view().nodes:
                 self._unsent.pop(node_id, None)
             if not first.done():
                 first.set_result(None)
 
     async def _attempt(self, node: NodeInfo) -> bool:
-        targets = self._unsent[node.id]
-        scope = next(iter(targets))[1]
-        paths = [path for path, other in targets if other is scope][:REPORTED_MAX]
-        for path in paths:
-            del targets[path, scope]
+        unsent = self._unsent[node.id]
+        mount, scope, paths = unsent.take()
         request = OriginChanged(paths, below=scope is Scope.BELOW, names=scope is Scope.NAME)
         try:
             await self._peers.report_origin_changes(node, request, Deadline.after(SEND_LIMIT_S))
         except HeadraceError as error:
             log.info("reported changes wait for a node node=%s error=%s", node.id, error)
-            for path in paths:
-                targets[path, scope] = None
+            unsent.add(mount, ((path, scope) for path in paths))
             return False
         return True
 
@@ -142,7 +170,7 @@ class OriginEvents:
         self._changed = changed
         self._view: Callable[[], ClusterView] | None = None if link is None else link.view
         self._me = "" if link is None else link.info.id
-        self._sender = None if link is None else ReportSender(link)
+        self._sender = None if link is None else ReportSender(link, changed.reported.top_of)
         self._queues: dict[str, QueueSource] = {}
         self._receivers: dict[str, tuple[QueueSource, QueueReceiver]] = {}
         self._posts = self._posted = self._refused = 0

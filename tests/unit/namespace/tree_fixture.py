@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import OriginUnavailableError
-from headrace.base.model import FileId
+from headrace.base.model import FileId, ObjectInfo
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.namespace import Namespace
 from headrace.origin.memory import MemoryOrigin
@@ -18,7 +18,8 @@ from headrace.store.index import Index
 
 
 class GatedOrigin(MemoryOrigin):
-    """Listings wait before each page while the gate is closed; or fail after the first page."""
+    """Listings wait before each page while the gate is closed; or fail after the first page. hangs: all other calls
+    wait while the gate is closed, too."""
 
     def __init__(self, name: str = "", page_size: int = 2) -> None:
         super().__init__(name, page_size=page_size)
@@ -26,6 +27,12 @@ class GatedOrigin(MemoryOrigin):
         self.gate.set()
         self.listings = 0
         self.broken = False
+        self.hangs = False
+
+    async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
+        if self.hangs:
+            await self.gate.wait()
+        return await super().head(key, deadline=deadline)
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
         self.listings += 1

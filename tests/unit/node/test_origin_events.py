@@ -14,7 +14,7 @@ from headrace.base.errors import DeadlineExceededError, OriginDeniedError, PeerE
 from headrace.events.changes import OriginChange
 from headrace.namespace.reported_paths import Scope
 from headrace.node import origin_events
-from headrace.node.origin_events import OriginEvents, ReportSender
+from headrace.node.origin_events import UNSENT_MAX, OriginEvents, ReportSender, UnsentReports
 from headrace.receivers.source import QueuedMessage
 from headrace.testing.virtual_loop import pass_time
 from headrace.wire.peer_messages import OriginChanged
@@ -146,7 +146,7 @@ async def test_reports_to_a_node_that_never_answers_are_bounded() -> None:
     link = SimpleNamespace(
         info=nodes["a"], peers=peers, view=lambda: SimpleNamespace(nodes=nodes, owners=lambda path: ())
     )
-    sender = ReportSender(link)  # type: ignore[arg-type]
+    sender = ReportSender(link, lambda path: b"/m")  # type: ignore[arg-type]
     for number in range(200):
         await sender.send([(b"/m/%d" % (number % 10), Scope.NAME)])
     sending: Any = sender._sending["b"]
@@ -159,6 +159,47 @@ async def test_reports_to_a_node_that_never_answers_are_bounded() -> None:
     await sender.stop()
 
 
+async def test_a_flood_of_one_mount_takes_no_other_along() -> None:
+    """A node that does not answer gets the flood as one directory, and the names of the other mount as they are."""
+    nodes = {id: SimpleNamespace(id=id) for id in ("a", "b")}
+    sent: list[OriginChanged] = []
+    is_deaf = True
+
+    async def report_origin_changes(node: object, request: OriginChanged, deadline: Deadline) -> None:
+        if is_deaf:
+            raise PeerError("node b", why="the test says so")
+        sent.append(request)
+
+    peers = SimpleNamespace(report_origin_changes=report_origin_changes)
+    link = SimpleNamespace(info=nodes["a"], peers=peers, view=lambda: SimpleNamespace(nodes=nodes))
+    sender = ReportSender(link, lambda path: path[:2])  # type: ignore[arg-type]
+    await sender.send([(b"/n/d/x", Scope.NAME), (b"/n/y", Scope.NAME)])
+    for start in range(0, 3 * UNSENT_MAX, 1000):
+        await sender.send((b"/m/d/%d" % number, Scope.NAME) for number in range(start, start + 1000))
+        assert sender.unsent <= UNSENT_MAX // 2 + 2
+    is_deaf = False
+    await pass_time(5)
+    assert OriginChanged([b"/n/d/x", b"/n/y"], names=True) in sent
+    assert OriginChanged([b"/m/d"], below=True) in sent
+    assert all(path.startswith((b"/m/d", b"/n/")) for request in sent for path in request.paths)
+    assert sender.unsent == 0
+    await sender.stop()
+
+
+def test_unsent_reports_of_many_mounts_are_bounded_together() -> None:
+    unsent = UnsentReports()
+    for number in range(20 * UNSENT_MAX):
+        mount = b"/%d" % (number % 20)
+        unsent.add(mount, [(mount + b"/d/%d" % number, Scope.NAME)])
+        assert unsent.count <= UNSENT_MAX + 20
+    mounts = set()
+    while unsent.count:
+        mount, _, paths = unsent.take()
+        mounts.add(mount)
+        assert all(path.startswith(mount + b"/d") for path in paths)
+    assert len(mounts) == 20
+
+
 async def test_reports_of_all_scopes_reach_the_other_nodes() -> None:
     nodes = {id: SimpleNamespace(id=id) for id in ("a", "b")}
     sent: list[OriginChanged] = []
@@ -168,7 +209,7 @@ async def test_reports_of_all_scopes_reach_the_other_nodes() -> None:
 
     peers = SimpleNamespace(report_origin_changes=report_origin_changes)
     link = SimpleNamespace(info=nodes["a"], peers=peers, view=lambda: SimpleNamespace(nodes=nodes))
-    sender = ReportSender(link)  # type: ignore[arg-type]
+    sender = ReportSender(link, lambda path: b"/m")  # type: ignore[arg-type]
     await sender.send(
         [(b"/m/x", Scope.NAME), (b"/m/d", Scope.DIRECTORY), (b"/m/x", Scope.BELOW), (b"/m/y", Scope.NAME)]
     )
