@@ -118,7 +118,7 @@ def show_result(kind: str, path: str, state: JobState, took_s: float, *, as_json
         else ""
     )
     failed = f", {state.failed_files} failed" if state.failed_files else ""
-    data = "".join(f" of {name}, id {id[:12]}" for name, id in state.data.items())
+    data = "".join(f" of {name}, id {id[:12]}" for name, id in state.data.items() if kind != "seal")
     say(f"{kind} {path}{data}: {state.files_done} {unit}{size} in {took_s:.1f} s{rate}{failed}")
     for name, reason in state.failed[:FAILED_SHOWN_MAX]:
         warn(f"{name}: {reason}")

@@ -99,13 +99,13 @@ def make(
     --in-place it is mounted, too, and again whenever `headrace up` starts its node.
     """
     from headrace.cli.job_progress import show_result, watch
+    from headrace.seal.catalogue import SealId
     from headrace.wire.messages import JobStart
 
     node, began_s = running_node(socket, cache, path), time.monotonic()
     if mountpoint or in_place:
         _check_may_mount(node)
-    seal = _name_of(node, as_)
-    seal_options = {"seal": str(seal), "lazy": "true"} if lazy else {"seal": str(seal)}
+    seal_options = {"seal": _name_of(node, as_)} | ({"lazy": "true"} if lazy else {})
     start = JobStart(kind="seal", path=node.path, options=seal_options)
     places = node.places(mountpoint, node.path, in_place=in_place, shared=allow_other)
     state = watch(start, node.socket, ("seal", node.path), is_shown=not json)
@@ -113,7 +113,8 @@ def make(
         show_result("seal", node.path, state, time.monotonic() - began_s, as_json=json)
     if state.failed_files:
         raise typer.Exit(SOME_FAILED)
-    record = node.catalogue.record(seal)
+    (name,) = state.data
+    record = node.catalogue.record(SealId.parse(name))
     for place in places:
         node.mount(record, place)
     _say_made(node.catalogue, record, places, as_json=json)
@@ -391,11 +392,13 @@ def _check_may_mount(node: SealNode) -> None:
         raise MountError("cannot mount a seal", why=trouble)
 
 
-def _name_of(node: SealNode, name: str | None) -> SealId:
+def _name_of(node: SealNode, name: str | None) -> str:
+    """Return NAME@VERSION of a new seal, or NAME: then the node chooses the version. Raises UsageError."""
     from headrace.seal.catalogue import SealId
 
     name = name or os.path.basename(node.path) or "all"
-    return SealId.parse(name if "@" in name else f"{name}@{node.catalogue.next_version(name)}")
+    SealId.parse(name if "@" in name else f"{name}@1")
+    return name
 
 
 def _say_made(catalogue: Catalogue, record: SealRecord, places: list[Place], *, as_json: bool) -> None:

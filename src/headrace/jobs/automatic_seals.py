@@ -65,8 +65,7 @@ class AutomaticSeals:
     async def make(self, path: bytes, progress: JobProgress) -> SealId | None:
         """Seal a directory. Return None if a file failed; progress has its reason. Raises HeadraceError."""
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", os.fsdecode(path).strip("/"))[:50] or "all"
-        seal = SealId(f"auto-{name}", self._catalogue.next_version(f"auto-{name}"))
-        await self._sealing.make(path, seal, progress, automatic=True)
+        seal = await self._sealing.make(path, SealId(f"auto-{name}", 0), progress, automatic=True)
         return None if progress.failed_files else seal
 
     def unmount(self, seal: SealId) -> None:

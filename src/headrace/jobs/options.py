@@ -26,7 +26,8 @@ ALLOWED = {
 class JobOptions:
     """Holds the options of a job. `replicas` is the number of owners that load each file; 0 means as many as the
     cluster keeps. `verify` checks the loaded blocks against their checksums. `seal` is the seal to make, complete,
-    remove, verify, push or pull; these kinds need it. `lazy`: a new seal loads nothing."""
+    remove, verify, push or pull; these kinds need it. Only one to make may have version 0: the next one of its name.
+    `lazy`: a new seal loads nothing."""
 
     replicas: int = 0
     priority: Priority = Priority.NORMAL
@@ -40,7 +41,7 @@ def parse_options(kind: str, options: Mapping[str, str]) -> JobOptions:
     for name in options:
         if name not in ALLOWED.get(kind, ()):
             raise UsageError(f"{kind}: option {name!r}", why="this kind of job has no such option")
-    seal = SealId.parse(options.get("seal", "")) if "seal" in ALLOWED.get(kind, ()) else None
+    seal = _seal(kind, options.get("seal", "")) if "seal" in ALLOWED.get(kind, ()) else None
     return JobOptions(
         _replicas(options.get("replicas", "0")),
         _priority(options.get("priority", "normal")),
@@ -48,6 +49,12 @@ def parse_options(kind: str, options: Mapping[str, str]) -> JobOptions:
         seal,
         options.get("lazy", "false") == "true",
     )
+
+
+def _seal(kind: str, text: str) -> SealId:
+    if kind == "seal" and "@" not in text:
+        return SealId(SealId.parse(f"{text}@1").name, 0)
+    return SealId.parse(text)
 
 
 def _replicas(text: str) -> int:

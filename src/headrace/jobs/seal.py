@@ -91,13 +91,16 @@ class Sealing:
         *,
         automatic: bool = False,
         lazy: bool = False,
-    ) -> None:
-        """Make a seal of a directory. The seal is durable on return; failed files are in progress, and then there is no
-        seal. lazy: files that the cache lacks are not loaded. NoSpaceError, before anything is loaded, where the cache
-        is too small. Raises UsageError or HeadraceError."""
+    ) -> SealId:
+        """Make a seal of a directory, and return it: with version 0, the next one of its name. It is durable on return,
+        and its id is in progress. Failed files are there, too, and then there is no seal. lazy: files that the cache
+        lacks are not loaded. NoSpaceError, before anything is loaded, where the cache is too small. Raises UsageError
+        or HeadraceError."""
         if self.is_writable(path):
             raise UsageError(f"seal {os.fsdecode(path)}", why="its files can be written on this node")
-        with self._catalogue.draft(seal) as draft:
+        if not seal.version:
+            seal = SealId(seal.name, self._catalogue.next_version(seal.name))
+        with self._catalogue.draft(seal) as draft:  # it reserves the version before another job runs
             kept = self._store.sealed.begin(str(seal))
             try:
                 await self._freeze(path, draft, progress)
@@ -107,9 +110,11 @@ class Sealing:
                     await self.load_missing(draft, progress)
                 if not progress.failed_files:
                     record = self._record_of(draft.seal, path, progress, automatic=automatic)
-                    await self.in_thread(self._publish, draft, record, lazy)
+                    record = await self.in_thread(self._publish, draft, record, lazy)
+                    progress.data = {str(seal): record.id}
             finally:
                 self._store.sealed.end(str(seal))
+        return seal
 
     def is_writable(self, path: bytes) -> bool:
         """Return whether a file at or below a path can be written on this node. Such directories are not sealed."""
@@ -284,7 +289,7 @@ class Sealing:
             automatic=automatic,
         )
 
-    def _publish(self, draft: Draft, record: SealRecord, lazy: bool) -> None:  # noqa: FBT001
+    def _publish(self, draft: Draft, record: SealRecord, lazy: bool) -> SealRecord:  # noqa: FBT001
         rows = (
             (self._snapshot_entry(path, entry, lazy=lazy), entry.id) for path, entry in rows_of(draft, "rows")
         )
@@ -297,6 +302,7 @@ class Sealing:
         if record.is_lazy:
             self._missing.check()
         drop_older_images(self._catalogue, record)
+        return record
 
     def renew(self, record: SealRecord, rows: Iterator[tuple[SnapshotEntry, int]]) -> None:
         """Make other rows, with the ids of their cache files, the next generation of a seal, durably. Blocks. Nothing

@@ -26,13 +26,14 @@ class SealCalls:
         """Fetch all files below a path, and freeze the tree as a version, which `/NAME@VERSION/…` reads. name: NAME, or
         NAME@VERSION; the default is the directory's name, with the next version. push: put its list to the origin, for
         other clusters. Raise StoreError if a file can't be sealed. Raises PathExistsError for a version that exists."""
-        seal = _next_seal(self.seals(), path, name)
+        seal = name or path.rstrip("/").rpartition("/")[2] or "all"
         state = run_to_end(self._vfs, JobStart(kind="seal", path=path, options={"seal": seal}), on_progress)
         if state.failed:
             failed_path, why = state.failed[0]
             raise StoreError(
                 f"seal {path}", why=f"{state.failed_files} files could not be sealed; {failed_path}: {why}"
             )
+        (seal,) = state.data  # the node chose the version
         if push:
             run_to_end(self._vfs, JobStart(kind="push-seal", path=path, options={"seal": seal}), None)
         return next(row for row in self.seals() if row.seal == seal)
@@ -63,12 +64,3 @@ def run_to_end(vfs: Vfs, start: JobStart, on_progress: OnProgress) -> JobState:
                 on_progress(state)
     assert last is not None
     return last
-
-
-def _next_seal(seals: list[SealRow], path: str, name: str | None) -> str:
-    """Return NAME@VERSION of a new seal. name: as for `SealCalls.seal`."""
-    name = name or path.rstrip("/").rpartition("/")[2] or "all"
-    if "@" in name:
-        return name
-    versions = [int(row.seal.partition("@")[2]) for row in seals if row.seal.startswith(f"{name}@")]
-    return f"{name}@{max(versions, default=0) + 1}"

@@ -147,6 +147,7 @@ class Catalogue:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
+        self._drafts: set[SealId] = set()
 
     @classmethod
     def of_cache(cls, cache_folder: str) -> Catalogue:
@@ -157,7 +158,9 @@ class Catalogue:
         return sorted(seal for name in self._names() if (seal := _seal_of(name)) is not None)
 
     def next_version(self, name: str) -> int:
-        return max((seal.version for seal in self.seals() if seal.name == name), default=0) + 1
+        """Return a version that neither a seal of this name has, nor one that this process makes."""
+        seals = {*self.seals(), *self._drafts}
+        return max((seal.version for seal in seals if seal.name == name), default=0) + 1
 
     def record(self, seal: SealId) -> SealRecord:
         """Return the record of a seal. Raises PathNotFoundError or InvalidImageError for a damaged one."""
@@ -226,15 +229,22 @@ class Catalogue:
 
     @contextmanager
     def draft(self, seal: SealId) -> Iterator[Draft]:
-        """Give a directory for the files of a new seal, which is removed unless `publish` is called."""
+        """Give a directory for the files of a new seal, which is removed unless `publish` is called. Until the end of
+        the block no other seal of this process gets the name. Raises PathExistsError."""
+        if seal in self._drafts:
+            raise PathExistsError(
+                f"seal {seal}", why="it is being made", hint="wait for its end, or name another version"
+            )
         make_private(self.folder)
         if os.path.exists(os.path.join(self.folder, str(seal))):
             raise _exists(seal)
         folder = os.path.join(self.folder, f".{seal}.{os.getpid()}.{os.urandom(4).hex()}")
         os.mkdir(folder, 0o700)
+        self._drafts.add(seal)
         try:
             yield Draft(seal, folder)
         finally:
+            self._drafts.discard(seal)
             shutil.rmtree(folder, ignore_errors=True)
 
     def publish(self, draft: Draft, record: SealRecord) -> None:

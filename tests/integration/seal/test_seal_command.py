@@ -228,6 +228,21 @@ def test_each_command_prints_its_fields(host: Host) -> None:
     assert host.json("seal", "remove", "images@1") == {"seal": "images@1", "in_use": False}
 
 
+def test_commands_at_the_same_time_make_versions_of_their_own(host: Host) -> None:
+    host.up()
+    commands = [host.start("seal", "/images", "--at", host.base / f"sealed{number}") for number in range(4)]
+    rows = [command.wait_ready(60) for command in commands]
+    assert [command.wait() for command in commands] == [0] * 4, [command.said for command in commands]
+    assert sorted(row["seal"] for row in rows) == ["images@1", "images@2", "images@3", "images@4"]
+    assert len({row["id"] for row in rows}) == 1
+    assert sorted(row["mounted"] for row in rows) == [f"{host.base}/sealed{number}" for number in range(4)]
+    for row in rows:
+        for path in (host.truth / "images").rglob("*.*"):
+            assert (Path(row["mounted"]) / path.relative_to(host.truth / "images")).read_bytes() == (
+                path.read_bytes()
+            )
+
+
 def test_what_can_not_be_done_is_said_in_a_line(host: Host) -> None:
     host.up(host.truth, host.mount, "--write", "off,/written=local", cache=f"{host.cache}:96MiB")
     full = host.base / "full"

@@ -12,11 +12,18 @@ from typing import Any
 
 import pytest
 
-from headrace.base.errors import InvalidImageError, NoSpaceError, NotADirectoryPathError, UsageError
+from headrace.base.errors import (
+    InvalidImageError,
+    NoSpaceError,
+    NotADirectoryPathError,
+    PathExistsError,
+    UsageError,
+)
 from headrace.jobs.progress import JobProgress
 from headrace.seal.catalogue import Place, SealId
 from headrace.seal.check import check_image
 from headrace.seal.stored_image import open_stored_image
+from headrace.wire.messages import JobState
 from tests.unit.dataplane.read_fixture import MIB
 from tests.unit.jobs.sealing_fixture import NAMES, SEAL, SealingFixture
 
@@ -55,6 +62,45 @@ async def test_equal_contents_have_equal_ids_and_others_do_not(node: SealingFixt
     await node.run("sync", "/")
     await node.run("seal", seal="a@3")
     assert node.catalogue.record(SEAL).id != node.catalogue.record(SealId("a", 3)).id
+
+
+async def test_seals_of_one_name_that_are_made_at_once_have_versions_of_their_own(
+    node: SealingFixture,
+) -> None:
+    await node.run("seal", seal="a@2")
+    states = await asyncio.gather(*(node.run("seal", seal="a") for _ in range(4)))
+    assert sorted(str(seal) for seal in node.catalogue.seals()) == ["a@2", "a@3", "a@4", "a@5", "a@6"]
+    ids = {str(seal): node.catalogue.record(seal).id for seal in node.catalogue.seals()}
+    assert sorted(name for state in states for name in state.data) == ["a@3", "a@4", "a@5", "a@6"]
+    assert all(ids[name] == id for state in states for name, id in state.data.items())
+    assert len(set(ids.values())) == 1
+
+
+async def test_a_version_that_is_being_made_is_refused_at_once(node: SealingFixture) -> None:
+    others: list[asyncio.Task[JobState]] = []
+
+    def begin_another(_: str) -> None:
+        if not others:  # the first file of several is being loaded
+            others.append(asyncio.ensure_future(node.run("seal")))
+
+    node.spoils.on_read = begin_another
+    assert (await node.run("seal")).data == {"a@1": node.catalogue.record(SEAL).id}
+    with pytest.raises(PathExistsError, match="it is being made"):
+        await others[0]
+    with pytest.raises(PathExistsError, match="it exists already"):
+        await node.run("seal")
+
+
+async def test_a_failed_seal_leaves_its_version_to_the_next(node: SealingFixture) -> None:
+    def change(key: str) -> None:
+        if key == "d/b":
+            node.spoils.hold("d/b", b"changed", token='"x"')
+
+    node.spoils.on_read = change
+    assert (await node.run("seal", seal="a")).data == {}
+    node.spoils.on_read = lambda _: None
+    await node.run("sync", "/")
+    assert list((await node.run("seal", seal="a")).data) == ["a@1"]
 
 
 async def test_a_file_that_can_not_be_loaded_makes_no_seal(node: SealingFixture) -> None:
@@ -225,9 +271,10 @@ async def test_a_job_that_is_cancelled_leaves_a_whole_seal_or_none(
     assert os.listdir(node.catalogue.folder) == [str(SEAL)]
 
 
-@pytest.mark.parametrize("seal", ["", "a", "a@0", "../a@1"])
+@pytest.mark.parametrize("seal", ["", "a", "a@", "a@0", "@1", ".a", "a b", "../a", "../a@1"])
 async def test_a_bad_name_is_refused(node: SealingFixture, seal: str) -> None:
-    for kind in ("seal", "unseal", "verify-seal"):
+    """A new seal may have a name without a version."""
+    for kind in ("unseal", "verify-seal", *(["seal"] if seal != "a" else [])):
         with pytest.raises(UsageError):
             await node.run(kind, seal=seal)
     node.assert_nothing_left()

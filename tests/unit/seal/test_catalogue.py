@@ -91,8 +91,12 @@ def test_what_a_kill_left_of_a_renewal_is_removed(catalogue: Catalogue) -> None:
 
 
 def test_one_of_two_makers_wins(catalogue: Catalogue) -> None:
+    """They are two processes. Within one process the second maker is refused before it begins."""
     with catalogue.draft(SEAL) as draft:
-        record = publish(catalogue)
+        with pytest.raises(PathExistsError, match="being made"), catalogue.draft(SEAL):
+            pass
+        assert catalogue.next_version("images") == 4
+        record = publish(Catalogue(catalogue.folder))
         with pytest.raises(PathExistsError):
             catalogue.publish(draft, record)
     with pytest.raises(PathExistsError), catalogue.draft(SEAL):

@@ -82,6 +82,7 @@ def state_of(job: ApiJob) -> JobState:
         listing=job.listing,
         id=job.id if job.scope == "cluster" else "",
         state=job.state if job.scope == "cluster" else "",
+        data=job.data,
     )
 
 

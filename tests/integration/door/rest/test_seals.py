@@ -60,9 +60,11 @@ def test_seals_are_made_listed_and_read(sealing: Api, cache: Cache) -> None:
     ]
     assert sealing.ask("PUT", "/v1/content?path=/data@4/new", body=b"x").status == 403
     assert cache.seal("/data", "data@5").id == row["id"]
-    assert [row.seal for row in cache.seals()] == ["data@4", "data@5"]
+    assert cache.seal("/data").seal == "data@6"
+    assert ended(sealing, "seal", seal="data")["data"] == {"data@7": row["id"]}
+    assert [row.seal for row in cache.seals()] == [f"data@{version}" for version in (4, 5, 6, 7)]
     assert ended(sealing, "verify-seal", seal="data@4")["state"] == "done"
-    for version in (4, 5):
+    for version in (4, 5, 6, 7):
         assert ended(sealing, "unseal", seal=f"data@{version}")["state"] == "done"
 
 
