@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,10 +24,12 @@ EXTRA = "events"
 
 
 class QueueHttp:
-    """Sends requests to one service. name: of the queue, for messages; it has no secret."""
+    """Sends requests to one service. name: of the queue, for messages; it has no secret. forget: called after a denial,
+    so that the next request finds other credentials, if there are some by then."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, forget: Callable[[], None] = lambda: None) -> None:
         self.name = name
+        self._forget = forget
         self._session: ClientSession | None = None
 
     async def send(
@@ -63,6 +65,7 @@ class QueueHttp:
         if answer is None:
             raise OriginError(self.name, why=f"an answer has more than {ANSWER_BYTES_MAX} bytes")
         if status in (401, 403):
+            self._forget()
             raise OriginDeniedError(
                 self.name, why=f"status {status}{_code_of(answer)}", hint="check the credentials of the mount"
             )

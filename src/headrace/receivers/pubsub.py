@@ -67,7 +67,7 @@ class PubsubSubscription:
         self._is_emulator = bool(emulator)
         self._url = f"{f'http://{emulator}' if emulator else SERVICE}/v1/{name}"
         self._options = options
-        self._http = QueueHttp(f"subscription {name}")
+        self._http = QueueHttp(f"subscription {name}", self._forget_credentials)
         self._credentials: Any = None
 
     async def receive(self) -> Sequence[QueuedMessage]:
@@ -93,13 +93,12 @@ class PubsubSubscription:
         if not self._is_emulator:
             headers["Authorization"] = f"Bearer {await asyncio.to_thread(self._token)}"
         body = msgspec.json.encode(request)
-        try:
-            return await self._http.send(
-                "POST", f"{self._url}:{action}", headers=headers, body=body, limit_s=limit_s
-            )
-        except OriginDeniedError:
-            self._credentials = None  # the next attempt finds others, if there are some by then
-            raise
+        return await self._http.send(
+            "POST", f"{self._url}:{action}", headers=headers, body=body, limit_s=limit_s
+        )
+
+    def _forget_credentials(self) -> None:
+        self._credentials = None
 
     def _token(self) -> str:
         """Return a valid access token. Blocks while it is renewed."""

@@ -65,7 +65,7 @@ class SqsQueue:
         self._url = url
         self._endpoint = origin_of(url)
         self._options = s3_options(options, os.environ)
-        self._http = QueueHttp(f"queue {url}")
+        self._http = QueueHttp(f"queue {url}", self._forget_credentials)
         named = _REGION.search(urllib.parse.urlsplit(url).netloc)
         self._region = (named and (named[1] or named[2])) or self._options.region or "us-east-1"
         self._credentials: Any = None
@@ -107,13 +107,10 @@ class SqsQueue:
         headers = {"Content-Type": "application/x-amz-json-1.0", "X-Amz-Target": f"AmazonSQS.{action}"}
         # credentials may come from a metadata service or a file, which block
         signed = await asyncio.to_thread(self._signed, headers, body)
-        try:
-            return await self._http.send(
-                "POST", f"{self._endpoint}/", headers=signed, body=body, limit_s=limit_s
-            )
-        except OriginDeniedError:
-            self._credentials = None  # the next attempt finds others, if there are some by then
-            raise
+        return await self._http.send("POST", f"{self._endpoint}/", headers=signed, body=body, limit_s=limit_s)
+
+    def _forget_credentials(self) -> None:
+        self._credentials = None
 
     def _signed(self, headers: dict[str, str], body: bytes) -> dict[str, str]:
         with needs_extra(self._http.name, extra=EXTRA):

@@ -211,3 +211,33 @@ async def test_credentials_are_read_again_after_they_were_refused(monkeypatch: p
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "RIGHT")
         assert await queue.receive() == []
         await queue.close()
+
+
+class ExpiringCredentials:
+    """Stand for those of google-auth. token: valid from the beginning."""
+
+    valid = True
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+
+
+async def test_credentials_of_google_are_found_again_after_they_were_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown: list[str] = []
+    credentials = [ExpiringCredentials("wrong"), ExpiringCredentials("right")]
+
+    def answer(*_: object) -> tuple[int, bytes]:
+        return (200, b"{}") if shown[-1] == "Bearer right" else (401, b"{}")
+
+    monkeypatch.setattr("google.auth.default", lambda scopes: (credentials.pop(0), "project"))
+    with answering(answer, lambda headers: shown.append(headers["Authorization"])) as address:
+        monkeypatch.setattr("headrace.receivers.pubsub.SERVICE", f"http://{address}")
+        subscription = PubsubSubscription(NAME, OriginOptions())
+        with pytest.raises(OriginDeniedError):
+            await subscription.receive()
+        assert await subscription.receive() == []
+        assert await subscription.receive() == []
+        await subscription.close()
+    assert shown == ["Bearer wrong", "Bearer right", "Bearer right"]
