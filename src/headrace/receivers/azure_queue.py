@@ -1,6 +1,7 @@
 """Receive events of Azure Event Grid from a queue of Azure Storage, by its REST interface (2021-08-06).
 
-Signed with the account key ("Authorize with Shared Key" in Azure's reference), or with a token of Microsoft Entra ID.
+Signed with the account key ("Authorize with Shared Key" in Azure's reference), or with a token of Microsoft Entra ID:
+the one of the mount, or those of a workload identity (azure_identity.py), which go to queues of Azure only.
 Messages stay invisible for VISIBILITY_S, and are delivered again if they were not deleted by then. The service does not
 wait for messages, so an empty queue is asked once a second.
 """
@@ -22,6 +23,7 @@ from headrace.base.errors import OriginDeniedError, OriginError, UsageError
 from headrace.events.changes import EventFormatError, ReportedChanges
 from headrace.events.decode import decode_message
 from headrace.origin.options import OriginOptions
+from headrace.receivers.azure_identity import WorkloadTokens, workload_identity
 from headrace.receivers.http import QueueHttp
 from headrace.receivers.source import QueuedMessage
 
@@ -33,6 +35,11 @@ REQUEST_LIMIT_S = 10.0
 SIGNED_HEADERS = 11
 """Standard headers between the method and those of Azure in the text that is signed; requests here have none."""
 _QUEUE_URL = re.compile(r"https?://[A-Za-z0-9.\-:]+(?:/[a-z0-9]{3,24})?/[a-z0-9](?:-?[a-z0-9]){2,62}")
+IDENTITY_QUEUE_URL = re.compile(
+    r"https://[a-z0-9]{3,24}(?:\.[a-z0-9]{1,24})?"
+    r"\.queue\.(?:core\.(?:windows\.net|usgovcloudapi\.net|chinacloudapi\.cn)|storage\.azure\.net)(?::443)?/[a-z0-9-]+"
+)
+"""The queues to which the token of an identity is sent: it opens all that the identity may use."""
 _RECEIPT = re.compile(r"[\x21-\x7e]{1,1024}")
 
 
@@ -47,7 +54,8 @@ def check_azure_queue(url: str) -> None:
 
 
 class AzureQueue:
-    """A queue of a storage account. options: of the mount, whose account key or token reads the queue."""
+    """A queue of a storage account. options: of the mount, whose account key or token reads the queue. Without them the
+    workload identity of the environment does. Raises UsageError for an invalid one."""
 
     def __init__(self, url: str, options: OriginOptions) -> None:
         check_azure_queue(url)
@@ -55,7 +63,8 @@ class AzureQueue:
         self._token = options.token
         self._account = options.account_name or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
         self._key = options.account_key or os.environ.get("AZURE_STORAGE_ACCOUNT_KEY", "")
-        self._http = QueueHttp(f"queue {url}")
+        self._http = QueueHttp(f"queue {url}", self._forget_token)
+        self._identity_tokens = None if self._token or self._key else self._identity_of_environment()
 
     async def receive(self) -> Sequence[QueuedMessage]:
         query = {"numofmessages": str(MESSAGES_A_REQUEST), "visibilitytimeout": str(VISIBILITY_S)}
@@ -69,11 +78,26 @@ class AzureQueue:
 
     async def close(self) -> None:
         await self._http.close()
+        if self._identity_tokens is not None:
+            await self._identity_tokens.close()
+
+    def _identity_of_environment(self) -> WorkloadTokens | None:
+        identity = workload_identity(os.environ)
+        if identity is None or not IDENTITY_QUEUE_URL.fullmatch(self._url):
+            return None
+        return WorkloadTokens(identity)
+
+    def _forget_token(self) -> None:
+        if self._identity_tokens is not None:
+            self._identity_tokens.forget()
 
     async def _call(self, method: str, path: str, query: Mapping[str, str]) -> bytes:
         url = f"{self._url}{path}?{urllib.parse.urlencode(query, quote_via=urllib.parse.quote)}"
         headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": VERSION}
-        headers["Authorization"] = self._authorization(method, path, query, headers)
+        if self._identity_tokens is not None:
+            headers["Authorization"] = f"Bearer {await self._identity_tokens.get()}"
+        else:
+            headers["Authorization"] = self._authorization(method, path, query, headers)
         return await self._http.send(method, url, headers=headers, limit_s=REQUEST_LIMIT_S)
 
     def _authorization(
@@ -89,7 +113,7 @@ class AzureQueue:
             raise OriginDeniedError(
                 self._http.name,
                 why="no account key was found, or it is none",
-                hint="give the mount the options account_name and account_key, or token",
+                hint="give the mount the options account_name and account_key, or token; or the pod an identity",
             )
         named = "".join(f"{name}:{value}\n" for name, value in sorted(headers.items()))
         resource = f"/{self._account}{urllib.parse.urlsplit(self._url).path}{path}"
