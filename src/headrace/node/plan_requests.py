@@ -44,7 +44,9 @@ class PlanRequests:
         }
 
     async def _start(self, request: PlanStart) -> PlanStarted:
-        return PlanStarted(known=self._plans.start(request))
+        is_known = self._plans.start(request)
+        await self._plans.learn_early(request)
+        return PlanStarted(known=is_known)
 
     async def _name(self, request: PlanNames) -> Done:
         await self._plans.name(request)

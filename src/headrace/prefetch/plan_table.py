@@ -18,6 +18,7 @@ from headrace.plan.extent_map import ExtentOrder, spaced_range
 from headrace.plan.orders import PlannedStream
 from headrace.plan.planned_files import PlannedFiles
 from headrace.plan.step_time import StepTime
+from headrace.prefetch.early_reports import EarlyReports
 from headrace.prefetch.sample_map import FILES_A_SAMPLE_MAX, FileFinder, SampleMap
 from headrace.wire.extents import bounds_by_file, numbers_of_bytes
 from headrace.wire.messages import (
@@ -246,6 +247,7 @@ class PlanTable:
         self._readers: dict[str, PlannedReader] = {}
         self._named: dict[bytes, SampleMap] = {}
         self._learned: dict[str, SampleMap | None] = {}  # None: several data sets have the key
+        self.early = EarlyReports()
         self._adopted_samples = 0
 
     @property
@@ -373,10 +375,19 @@ class PlanTable:
         self.changed.set()
         return reader.sample_map.has_files
 
+    async def learn_early(self, request: PlanStart) -> None:
+        """Take what workers have opened before their stream began. Files that the job names itself are not learned so:
+        their names, or their extents, come first."""
+        for report in self.early.take(request.key):
+            if not request.digest:
+                await self.learn(report)
+
     async def learn(self, request: PlanLearn) -> None:
-        """Take what a worker opened. A data set that no stream has is forgotten."""
+        """Take what a worker opened. If no stream has its data set yet, keep it for a while."""
         sample_map = self._learned.get(request.key)
         if sample_map is None:
+            if request.key not in self._learned:
+                self.early.add(request)
             return
         ids = await self._finder.ids_of(request.paths.split(b"\0"))
         spare = max(0, self._samples_max - self._count_samples()) // max(1, sample_map.samples)
@@ -400,6 +411,8 @@ class PlanTable:
             self.planned.orders.remove(stream)
         used = {id(reader.sample_map) for reader in self.readers}
         keys = {reader.request.key for reader in self.readers}
+        if ended.request.key not in keys:
+            self.early.note_end(ended.request.key)
         self._named = {key: kept for key, kept in self._named.items() if id(kept) in used}
         self._learned = {key: kept for key, kept in self._learned.items() if key in keys}
         if not self._readers:

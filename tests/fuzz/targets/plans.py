@@ -16,6 +16,7 @@ from headrace.base.errors import HeadraceError, PathNotFoundError, ProtocolError
 from headrace.base.model import FileId, Kind, Version
 from headrace.node.plan_requests import PlanRequests
 from headrace.plan.planned_files import PlannedFiles
+from headrace.prefetch.early_reports import BYTES_MAX, REPORTS_MAX
 from headrace.prefetch.fetcher import PlannedFetcher
 from headrace.prefetch.plan_table import EPOCHS_AHEAD, STREAMS_MAX, PlanTable
 from headrace.prefetch.prediction_table import PredictionTable
@@ -121,6 +122,7 @@ def _check(plans: PlanTable) -> None:
     readers = plans.readers
     assert len(readers) <= STREAMS_MAX
     assert plans._count_samples() <= 2 * _SAMPLES_MAX
+    assert len(plans.early) <= REPORTS_MAX and 0 <= plans.early.bytes <= BYTES_MAX
     for reader in readers:
         assert min(reader.ready_until(), reader.ahead_samples) >= 0
         if reader.stream is not None:
@@ -182,6 +184,7 @@ FUZZERS = [
             _seed(*_LEARNED),
             _seed(*_KNOWN, *_LEARNED, messages.PlanEnd("s"), messages.PlanList()),
             _seed(*_KNOWN, _START, *_KNOWN[2:], *_LEARNED[2:]),
+            _seed(_LEARNED[2], *_LEARNED[:2], *_LEARNED[3:]),
             _seed(*_DIVIDED),
             _seed(*_SHARED_ROWS),
             _seed(*_DIVIDED, *_LEARNED, *_DIVIDED[1:]),
