@@ -16,6 +16,8 @@ their number, and others choose the names of files."""
 _WILDCARD = frozenset("*?[")
 _LIBRARY_END = "|$)"
 _END = r"|\Z)"
+_BRACKETS = re.compile(r"\\.|\[\^?\]?[^\]]*\]", re.DOTALL)
+"""A character with a backslash, or an expression in brackets."""
 
 
 class PathPatterns:
@@ -67,14 +69,20 @@ def _check(pattern: str) -> None:
 
 
 def _compiled(pattern: str) -> GitIgnoreSpecPattern:
-    """Return a compiled pattern. The library's own expressions treat newlines specially: `.` matches none, and `$`
-    matches before the last. A user could evade a rule by naming files so."""
+    """Return a compiled pattern. Two things differ from git in the library's own expressions, by which a user could
+    evade a rule. Newlines are special: `.` matches none, and `$` matches before the last. Brackets match a slash."""
     try:
         regex, include = GitIgnoreSpecPattern.pattern_to_regex(pattern)
         if regex is None:
             return GitIgnoreSpecPattern(None)
         if regex.endswith(_LIBRARY_END):  # its one `$` that is no literal
             regex = regex.removesuffix(_LIBRARY_END) + _END
-        return GitIgnoreSpecPattern(re.compile(regex, re.DOTALL), include)
+        return GitIgnoreSpecPattern(re.compile(_BRACKETS.sub(_no_slash, regex), re.DOTALL), include)
     except (ValueError, IndexError, re.error) as error:
         raise ValueError(f"{pattern!r} is no pattern of .gitignore") from error
+
+
+def _no_slash(match: re.Match[str]) -> str:
+    """Return the expression that matches the same but a slash."""
+    text = match[0]
+    return text if text.startswith("\\") or text == "[^/]" else f"(?!/){text}"

@@ -22,6 +22,17 @@ PATTERNS = [
     *("**/d/**", "**/d", "d/**/f", "/d/**/f", "/*/f", "*.tmp", "/d/*.tmp", "d*", "*f", "*d*", "**/*f"),
     *("?", "/?", "d?", "?d", "/d/?", "f?", "/?/f", "[df]", "/d/[f]", "d[!x]", "d[^x]", "/[!x]/f", "[!x]*"),
     *("[$]", "d$", "/d/[|$)]", r"\d", "d.f", "d|f"),
+    *(
+        "/d[!x]f",
+        "/d[^x]f",
+        "/d[+-9]f",
+        "/d[]+-9]f",
+        "/x[!q]d",
+        "/x[!q]d/**",
+        "d[!q]x",
+        "**/d[!q]f",
+        r"/d\[!x]f",
+    ),
 ]
 NAMES = [  # ASCII: a ? of git is a byte, and here a character
     *("d", "f", "x", "\n", "\r", "\r\n", "d\n", "\nd", "d\r", "f\n", "\nf", "d\nf", "f\r\n", "\n\n", "d\n\n"),
@@ -69,6 +80,13 @@ def test_a_newline_at_the_end_is_part_of_the_name(pattern: str, name: str) -> No
 @pytest.mark.parametrize("name", ["\n", "\r", "\x0b", "\x85"])
 def test_a_wildcard_stands_for_a_newline(pattern: str, name: str) -> None:
     assert PathPatterns([pattern]).match(f"/d/{name}".encode())
+
+
+@pytest.mark.parametrize("pattern", ["!/d/x[!a]y", "!/d/x[^a]y", "!/d/x[+-9]y", "!/d/x[]!-~]y"])
+def test_brackets_stand_for_no_slash(pattern: str) -> None:
+    """A user could make a directory that leads out of a rule."""
+    assert PathPatterns(["/d/**", pattern]).match(b"/d/x/y")
+    assert not PathPatterns(["/d/**", pattern]).match(b"/d/x.y")
 
 
 def test_a_limit_and_a_life_hold_for_names_with_newlines() -> None:
