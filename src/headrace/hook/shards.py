@@ -27,6 +27,11 @@ SHARDS_MAX = 10_000
 """Shards of an epoch of WebDataset that are learned: a list of shards with repetition has no end."""
 WEB, MOSAIC, LITDATA = "webdataset", "streaming.base.dataset", "litdata.streaming.dataset"
 
+_LISTS = {
+    ("webdataset.shardlists", name) for name in ("SimpleShardList", "ResampledShards", "MultiShardSample")
+}
+"""Lists of WebDataset that may be taken at once. DirectoryShardList renames and removes files as it goes."""
+
 
 class ShardStreams:
     """Reports the shards that this process reads, and those of workers that are forked from it. reporter: of this
@@ -224,12 +229,13 @@ def _place_of_opener(stages: list[Any]) -> int | None:
         if kind.__name__ == "StreamingOpen" or name in ("tarfile_samples", "url_opener"):
             return place or None
         module = getattr(function, "__module__", "")
-        is_list = place == 0 and kind.__module__ == "webdataset.shardlists"
+        is_list = place == 0 and (kind.__module__, kind.__name__) in _LISTS
         is_split = place > 0 and module == "webdataset.shardlists"
         is_shuffle = (
             module == "webdataset.filters" and name == "_shuffle" and not _has_foreign_generator(stage)
         )
-        if not (is_list or is_split or is_shuffle or kind.__name__ == "detshuffle"):
+        is_seeded = (kind.__module__, kind.__name__) == ("webdataset.filters", "detshuffle")
+        if not (is_list or is_split or is_shuffle or is_seeded):
             return None
     return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,18 @@ def test_a_pipeline_with_a_stage_of_the_program_is_left_alone(tars: list[str], t
     data_set = webdataset.WebDataset(tars, shardshuffle=False, nodesplitter=lambda source: source)
     assert not streams.follows(data_set)
     assert streams.watched(data_set) is data_set
+
+
+@pytest.mark.parametrize("mode", ["unlink", "keep", "resample"])
+def test_a_list_that_moves_its_shards_is_left_alone(tars: list[str], tmp_path: Path, mode: str) -> None:
+    """It renames a shard before it is read, and removes it when the next one is asked for."""
+    from webdataset.shardlists import DirectoryShardList
+
+    streams, reporter = streams_of(tmp_path)
+    shards = DirectoryShardList(f"{tmp_path}/", pattern="*.tar", poll=None, mode=mode, select="oldest")
+    data_set = webdataset.DataPipeline(shards, webdataset.tarfile_to_samples())
+    assert not streams.follows(data_set)
+    assert streams.watched(data_set) is data_set
+    keys = [sample["__key__"] for sample in islice(streams.watched(data_set), 4)]
+    assert len(keys) == 4
+    assert reporter.added == []
