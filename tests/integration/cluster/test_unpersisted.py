@@ -257,8 +257,8 @@ open('low/a', 'ab').write(b'more')
     for host in others:
         same(Writer(host.mount), expected)
     assert tree_of(cluster.truth).keys() == {"low", "low/a"}
-    Writer(others[0].mount).run("os.mkdir('new/other'); open('new/other/f', 'x').write('f')", limit_s=20)
-    assert "EEXIST" in Writer(others[1].mount).run(failing("os.mkdir('new/other')"), limit_s=20)
+    Writer(others[0].mount).run("os.mkdir('new/other'); open('new/other/f', 'x').write('f')", limit_s=60)
+    assert "EEXIST" in Writer(others[1].mount).run(failing("os.mkdir('new/other')"), limit_s=60)
     writer.close()
 
 
@@ -275,6 +275,36 @@ def test_without_etcd_writing_goes_on(make_cluster: MakeCluster) -> None:
         first.run("open('low/f', 'w').write('f'); os.rename('before', 'low/after')", limit_s=20)
         own.start()
         same(second, first.tree())
+
+
+@pytest.mark.expected_warnings("etcd is unavailable", "etcd is available again", "pending names")
+def test_without_etcd_a_directory_lease_ends_with_that_of_the_node(make_cluster: MakeCluster) -> None:
+    """Names are created exclusively until then, fail after some seconds, and are created again when etcd is back."""
+    with etcd_server() as own:
+        cluster = make_cluster(server=own, write="back", persist_delay_s=NEVER_S)
+        cluster.put("low/a", 1000)
+        cluster.start(2)
+        first, second = (Writer(host.mount) for host in cluster.hosts)
+        first.run("os.mkdir('0')")
+        own.kill()
+        output = first.run(
+            """
+import time
+for number in range(1, 1000):
+    try: os.mkdir(str(number))
+    except OSError as error:
+        print(number, errno.errorcode[error.errno])
+        break
+    time.sleep(0.1)
+""",
+            limit_s=60,
+        )
+        number, word = output.split()
+        assert word == "EHOSTUNREACH"
+        own.start()
+        again = f"try: os.mkdir('{number}')\nexcept OSError as error: print(errno.errorcode[error.errno])"
+        wait_until(lambda: first.run(again, limit_s=60) == "", 60.0)
+        assert "EEXIST" in second.run(failing(f"os.mkdir('{number}')"), limit_s=60)
 
 
 def test_the_folder_of_a_mode_comes_to_be_with_its_first_file(make_cluster: MakeCluster) -> None:

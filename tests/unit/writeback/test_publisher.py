@@ -12,6 +12,7 @@ from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError, PeerError
 from headrace.base.namespace_path import split
+from headrace.base.tasks import OwnedTasks
 from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.records import Followers
 from headrace.overlay.lease_marks import DirectoryFlags
@@ -355,3 +356,45 @@ async def test_without_the_records_nobody_has_the_right(
     assert 0 <= monotonic_s() - began_s - directory_lease.RECORDS_OUTAGE_S_MAX < 1
     assert not two.has("n0")
     await two.rights["n0"].stop()
+
+
+async def test_a_lease_that_is_held_can_not_be_used_without_that_of_the_node(tmp_path: Path) -> None:
+    """etcd is away, or the node's own lease is not renewed. A session would ask again and again."""
+    two = Two(tmp_path)
+    two.rights["n0"].start()
+    await two.rights["n0"].acquire(b"/d")
+    two.records["n0"].lease_until_s = 0.0
+    began_s = monotonic_s()
+    with pytest.raises(ClusterUnavailableError):
+        await two.rights["n0"].acquire(b"/d")
+    assert monotonic_s() - began_s == pytest.approx(directory_lease.RECORDS_OUTAGE_S_MAX, abs=0.1)
+    assert not two.has("n0")
+    two.records["n0"].lease_until_s = float("inf")
+    await two.rights["n0"].acquire(b"/d")
+    assert two.has("n0")
+    await two.rights["n0"].stop()
+
+
+@pytest.mark.parametrize("was_lost", [False, True])
+async def test_a_lease_is_usable_once_that_of_the_node_is_renewed(tmp_path: Path, was_lost: bool) -> None:
+    """After a loss the directory's lease is acquired again, too, if no other node has it."""
+    two = Two(tmp_path)
+    for right in two.rights.values():
+        right.start()
+    await two.rights["n0"].acquire(b"/d")
+    records = two.records["n0"]
+    records.lease_until_s = 0.0
+    async with OwnedTasks() as tasks:
+        waiting = tasks.start(two.rights["n0"].acquire(b"/d"))
+        await pass_time(1.0)
+        assert not waiting.done()
+        if was_lost:
+            await records.delete("rights//d")
+            records.leases_lost += 1
+        records.lease_until_s = float("inf")
+        await waiting
+    assert two.has("n0")
+    await two.rights["n1"].acquire(b"/d")
+    assert (two.has("n0"), two.has("n1")) == (False, True)
+    for right in two.rights.values():
+        await right.stop()

@@ -20,6 +20,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from urllib.parse import quote, unquote_to_bytes
 
+from headrace.base import boot_clock
 from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError, DeadlineExceededError, HeadraceError
@@ -101,17 +102,34 @@ class DirectoryLeases(WriteObserver):
     async def acquire(self, directory: bytes) -> None:
         """Acquire the lease of a directory. On return this node may create names there, for LEASE_KEPT_S_MIN at least,
         and knows those that exist. Raises HeadraceError if another node keeps the lease, or the records are
-        unavailable."""
+        unavailable, or the node's own lease is not renewed."""
         async with self._locks.setdefault(directory, asyncio.Lock()):
-            if self._records.leases_lost != self._leases_lost:
-                await self._drop_all()
-            if directory not in self._held:
-                await self._acquire_record(directory)
-                await self._refresh(directory)
-                self._held[directory] = monotonic_s()
+            await self._hold(directory)
+            outage = Deadline.after(RECORDS_OUTAGE_S_MAX)
+            while not self._may_use():  # a session that tried now would only call again
+                if outage.passed():
+                    raise ClusterUnavailableError(
+                        os.fsdecode(directory), why="the lease of this node in the cluster is not renewed"
+                    )
+                await asyncio.sleep(RETRY_S)
+                await self._hold(directory)
             self._extend()
             with self._upper.lock:
                 self.marks.set(self._upper.at(directory), directory, MARKS.leased)
+
+    async def _hold(self, directory: bytes) -> None:
+        """Acquire the lease of a directory, unless this node has it. It has none after its own lease was lost."""
+        if self._records.leases_lost != self._leases_lost:
+            await self._drop_all()
+        if directory not in self._held:
+            await self._acquire_record(directory)
+            await self._refresh(directory)
+            self._held[directory] = monotonic_s()
+
+    def _may_use(self) -> bool:
+        """Return whether sessions can use leases now: the node's own lease is valid for some time."""
+        is_lost = self._records.leases_lost != self._leases_lost
+        return not is_lost and boot_clock.now_s() < self._records.lease_until_s - EXPIRY_MARGIN_S
 
     async def release(self, directory: bytes) -> None:
         """Release the lease of a directory. On return other nodes can acquire it, and can query all names that were
