@@ -18,15 +18,17 @@ MODE = 0o700
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def make_private(directory: str) -> None:
-    """Create a directory that only this user can enter, and its missing parents; restrict an existing one. Raises
-    UsageError if another user owns it or may exchange it. Raises OSError."""
+def make_private(directory: str) -> bool:
+    """Create a directory that only this user can enter, and its missing parents; restrict an existing one. Return
+    whether this call created it. Raises UsageError if another user owns it or may exchange it. Raises OSError."""
     path = os.path.abspath(directory)
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     check_above(path)
+    is_created = True
     try:
         os.mkdir(path, MODE)
     except FileExistsError:
+        is_created = False
         if os.path.islink(path):
             raise refused_folder(path, "it is a link", "name the directory that it leads to") from None
     _check_owner(os.lstat(path), path)  # before the open, which fails for another user's
@@ -35,6 +37,7 @@ def make_private(directory: str) -> None:
         _narrow(fd, path)
     finally:
         os.close(fd)
+    return is_created
 
 
 def hand_over(folder: str, uid: int, gid: int, *, mode: int = MODE) -> None:

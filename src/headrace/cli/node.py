@@ -48,12 +48,15 @@ def run(
     """
     from headrace.base.places import check_places
     from headrace.cli.process import error_of
-    from headrace.cli.state import make_run_folder, remove_state, write_state
-    from headrace.config.load import load, remember_capacity
+    from headrace.cli.start_folders import StartFolders
+    from headrace.cli.state import remove_state, write_state
+    from headrace.config.load import check_cache_parents, load
     from headrace.node.node import run_node
 
     flags: dict[str, Any] = {"cache": cache, "cluster": cluster, "node_id": node_id, "listen": listen}
-    settings = load({**flags, "zone": zone, "user": user}, file=config).config
+    loaded = load({**flags, "zone": zone, "user": user}, file=config)
+    check_cache_parents(loaded)
+    settings = loaded.config
     check_places(
         [volume.folder for volume in settings.cache], [mount.url for mount in settings.mounts.values()]
     )
@@ -62,8 +65,8 @@ def run(
         lowered.hand_over_folders(settings, account)
         account.result_of(lowered.check_program)
         account.become()
-    remember_capacity(settings)
-    make_run_folder(settings.run_folder)
+    folders = StartFolders(settings)
+    folders.create()
     state = RunState(kind="node", pid=os.getpid(), node_pid=os.getpid(), socket=settings.socket_path)
     state.cache = [volume.folder for volume in settings.cache]
     reading, writing = os.pipe()
@@ -75,6 +78,7 @@ def run(
         if "error" in answer:
             failed.append(answer)
         elif answer:
+            folders.keep()
             write_state(settings.run_folder, state)
             print_json(answer) if json else say(f"ready: {answer['socket']}")
 
@@ -87,6 +91,7 @@ def run(
     finally:
         remove_state(settings.run_folder, state.pid)
     listener.join(5)
+    folders.remove_unless_started()
     if failed:
         raise error_of(failed[0])
     raise typer.Exit(status)

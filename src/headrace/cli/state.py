@@ -39,16 +39,18 @@ __all__ = [
 ]
 
 
-def make_run_folder(folder: str) -> None:
-    """Create the run folder, private to this user. Raises StoreError when it can't."""
+def make_run_folder(folder: str) -> bool:
+    """Create the run folder, private to this user. Return whether this call created it. Raises StoreError when it
+    can't."""
     try:
-        make_private(folder)
+        is_created = make_private(folder)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, "permission denied")
     except OSError as error:
         raise StoreError(
             f"run folder {folder}", why=error.strerror or str(error), hint="set HEADRACE_RUN_FOLDER"
         ) from error
+    return is_created
 
 
 def write_state(folder: str, state: RunState) -> None:

@@ -17,8 +17,9 @@ from headrace.cli.exclusive_mounts import ExclusiveMounts
 from headrace.cli.process import MountOptions
 from headrace.cli.render import print_json, say, warn
 from headrace.cli.sealed_mounts import restore
+from headrace.cli.start_folders import StartFolders, removed_if_it_fails
 from headrace.cli.state import RunState
-from headrace.config.load import Loaded
+from headrace.config.load import Loaded, check_cache_parents
 from headrace.config.schema import Config
 
 if TYPE_CHECKING:
@@ -74,11 +75,12 @@ def up(
         run_detached(as_json=json)
         return
     check_io(io)
+    of_origin = origin_options(
+        endpoint=endpoint, region=region, profile=profile, anonymous=anonymous, pairs=option or []
+    )
     loaded = load_with_origin(
         origin,
-        origin_options(
-            endpoint=endpoint, region=region, profile=profile, anonymous=anonymous, pairs=option or []
-        ),
+        of_origin,
         {
             "cache": cache,
             "cluster": cluster,
@@ -90,17 +92,14 @@ def up(
         },
         file=config,
     )
+    check_cache_parents(loaded)
     settings = _opened_with_the_mount(loaded) if allow_other else loaded.config
     account = _prepare_account(settings)
-    supervisor = _supervisor(
-        settings,
-        mountpoint,
-        url=url_of(origin) if origin else "",
-        mount=MountOptions(io, allow_other, writable=WriteModes.parse(loaded.config.write).any),
-        account=account,
-    )
-
-    supervisor.run(lambda state: _ready(state, loaded.config, time.monotonic() - began_s, as_json=json))
+    mount = MountOptions(io, allow_other, writable=WriteModes.parse(settings.write).any)
+    with removed_if_it_fails(settings, log_path_of(settings.socket_path)) as folders:
+        url = url_of(origin) if origin else ""
+        supervisor = _supervisor(settings, mountpoint, url=url, mount=mount, account=account, folders=folders)
+        supervisor.run(lambda state: _ready(state, loaded.config, began_s, folders, as_json=json))
 
 
 def _prepare_account(config: Config) -> Account | None:
@@ -128,7 +127,9 @@ def _opened_with_the_mount(loaded: Loaded) -> Config:
     return msgspec.structs.replace(loaded.config, open_to_others=True)
 
 
-def _ready(state: RunState, config: Config, took_s: float, *, as_json: bool) -> None:
+def _ready(state: RunState, config: Config, began_s: float, folders: StartFolders, *, as_json: bool) -> None:
+    folders.keep()
+    took_s = time.monotonic() - began_s
     for line in too_large(config):
         warn(line)
     restore(state)
@@ -174,21 +175,28 @@ def check_has_origin(config: Config) -> None:
 
 
 def _supervisor(
-    config: Config, mountpoint: str | None, *, url: str, mount: MountOptions, account: Account | None
+    config: Config,
+    mountpoint: str | None,
+    *,
+    url: str,
+    mount: MountOptions,
+    account: Account | None,
+    folders: StartFolders,
 ) -> Supervisor:
     """Return the supervisor, after this process has mounted as root and become the user of account, if there is one."""
     from headrace.base.places import check_places
 
-    folders = [volume.folder for volume in config.cache]
-    check_places(folders, [origin.url for origin in config.mounts.values()], mountpoint)
-    if account is None:
-        return _supervisor_of(config, mountpoint, url=url, mount=mount, mounted=None)
-    if not mountpoint:
-        account.become()
+    caches = [volume.folder for volume in config.cache]
+    check_places(caches, [origin.url for origin in config.mounts.values()], mountpoint)
+    if account is None or not mountpoint:
+        if account is not None:
+            account.become()
+        folders.create()
         return _supervisor_of(config, mountpoint, url=url, mount=mount, mounted=None)
     mounted = lowered.mount_as_root(account, mountpoint, config.run_folder, mount)
     try:
         account.become(lowered.TO_MOUNT)
+        folders.create()
         return _supervisor_of(config, mountpoint, url=url, mount=mount, mounted=mounted)
     except BaseException:
         mounted.undo()
@@ -204,9 +212,7 @@ def _supervisor_of(
     mounted: lowered.RootsMount | None,
 ) -> Supervisor:
     from headrace.cli.supervise import Supervisor
-    from headrace.config.load import remember_capacity
 
-    remember_capacity(config)
     return Supervisor(
         RunState(
             kind="up",

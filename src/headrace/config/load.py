@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -137,14 +137,33 @@ def check_run_folder(directory: str) -> None:
             )
 
 
-def remember_capacity(config: Config) -> None:
+def check_cache_parents(loaded: Loaded) -> None:
+    """Refuse a cache directory that a user named below one that does not exist: most often its path has a mistake.
+    Raises UsageError."""
+    for volume in loaded.config.cache if loaded.sources["cache"] != "default" else ():
+        above = os.path.dirname(os.path.abspath(volume.folder))
+        try:
+            os.stat(above)
+        except FileNotFoundError:
+            raise UsageError(
+                f"cache directory {volume.folder}",
+                why=f"{above} does not exist",
+                hint=f"correct the path, or create it: mkdir -p {above}",
+            ) from None
+        except OSError:
+            continue  # who creates the cache directory reports it
+
+
+def remember_capacity(config: Config, on_created: Callable[[str], None] = lambda _: None) -> None:
     """Store the capacity of each volume: one that was half of the free space stays the same, however full the cache
-    gets. Raises StoreError if a cache directory can't be created or written."""
+    gets. on_created: called with each cache directory that this call created. Raises StoreError if one can't be created
+    or written."""
     for volume in config.cache:
         path = os.path.join(volume.folder, CAPACITY_FILE)
         line = f"{volume.capacity_bytes}\n".encode("ascii")
         try:
-            make_private(volume.folder)
+            if make_private(volume.folder):
+                on_created(volume.folder)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 os.pwrite(fd, line, 0)  # in place: on a full disk the file keeps its block

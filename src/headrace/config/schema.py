@@ -53,7 +53,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         list[CacheVolume],
         Meta(
             description="Directories for cache files, each DIR:SIZE[:TIER[:WRITES_A_DAY]]. The first one that is not "
-            "in memory also has the index and written files."
+            "in memory also has the index and written files. The directory above each must exist."
         ),
     ]
     run_folder: Annotated[

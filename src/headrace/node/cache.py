@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import time
 from collections.abc import Iterable, Iterator
 
@@ -20,9 +21,25 @@ from headrace.store.index import Index
 from headrace.store.sealed_files import SealedFile, StoredSeals
 from headrace.store.space import SpaceRules
 from headrace.store.store import Store
-from headrace.store.volume import Volume
+from headrace.store.volume import Volume, take_lock
 
 log = logging.getLogger(__name__)
+
+
+_OF_A_START = {"cache", "capacity", "files", "index", "lock", "reserve", "written"}
+"""Names in a cache directory of which nobody can miss anything while `files` has no file."""
+
+
+def remove_new_cache(folder: str) -> None:
+    """Remove a cache directory that a failed start created. It stays if it has more than such a start leaves. Raises
+    OSError, or StoreBusyError if a node uses it."""
+    lock = take_lock(f"{folder}/lock", f"cache volume {folder}")
+    try:
+        has_files = any(files for _, _, files in os.walk(f"{folder}/files"))
+        if not has_files and _OF_A_START.issuperset(os.listdir(folder)):
+            shutil.rmtree(folder)
+    finally:
+        os.close(lock)
 
 
 def index_folder(config: Config) -> str:
