@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dis
-from types import CodeType
+from types import CodeType, FunctionType
 
 _LOADED = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE")
 _COPIED = ("COPY", "DUP_TOP")
@@ -30,6 +30,17 @@ def names_of_code(code: CodeType, own: str | None) -> CodeNames:
     """Return what the code of a function uses. own: the argument whose attributes it may assign to."""
     names = CodeNames()
     _Reader(names, own).read(code, frozenset(code.co_freevars))
+    return names
+
+
+def names_of_class(kind: type) -> set[str]:
+    """Return the names that the methods of a class use, and those of its attributes."""
+    names = set(vars(kind))
+    waiting = [member.__code__ for member in vars(kind).values() if isinstance(member, FunctionType)]
+    while waiting:
+        code = waiting.pop()
+        names |= set(code.co_names)
+        waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return names
 
 

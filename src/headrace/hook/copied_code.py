@@ -30,7 +30,7 @@ from pathlib import PurePath
 from re import Pattern
 from typing import Any
 
-from .code_names import CodeNames, names_of_code
+from .code_names import CodeNames, names_of_class, names_of_code
 
 KNOWN = (
     *("torch", "torchvision", "torchdata", "accelerate", "transformers", "lightning", "pytorch_lightning"),
@@ -70,11 +70,11 @@ _REFUSED_NAMES = frozenset(
 )
 """Attributes by which code reaches objects that this check does not see, or files."""
 _DYNAMIC = frozenset(("getattr", "methodcaller", "attrgetter"))
+_NEVER_CALLING = frozenset(("builtins", "typing", "typing_extensions", "abc", "numpy", "types", "itertools"))
 _MAKING = frozenset(("type", "__class__"))
 _NEVER_CALLED = frozenset(
     (
         "__init__",
-        "__new__",
         "__repr__",
         "__str__",
         "__init_subclass__",
@@ -84,6 +84,8 @@ _NEVER_CALLED = frozenset(
     )
 )
 """Methods that neither a deep copy nor an iteration calls, unless code names them or makes an object of the class."""
+_CALLED_BY_COPY = frozenset(("append", "extend"))
+"""Methods of kinds of lists that a deep copy calls."""
 _DEVICE_NAMES = frozenset(("cuda", "mps", "xpu", "manual_seed_all", "fork_rng"))
 _ATOMS = (
     *(type(None), bool, int, float, complex, str, bytes, range, type(Ellipsis), type(NotImplemented)),
@@ -131,7 +133,8 @@ class _Check:
     def __init__(self, stood_for: dict[int, Any]) -> None:
         self._seen: dict[int, Any] = dict(stood_for)  # the objects, too, so that no id is used again
         self._checked: dict[tuple[int, str], Any] = {}
-        self._names: set[str] = set()
+        self._names: set[str] = set(_CALLED_BY_COPY)
+        self._known_classes: set[type] = set()
         self._classes: dict[type, bool] = {}  # whether code may make objects of it
         self._modules: dict[int, types.ModuleType] = {}
         self._count = 0
@@ -185,6 +188,8 @@ class _Check:
             yield from value.values()
         elif is_trusted(kind.__module__):
             self._device(value)
+            for base in kind.__mro__:
+                self._known_class(base)
             yield from _parts_of_trusted(value)
         else:
             self._instance_class(kind)
@@ -197,7 +202,14 @@ class _Check:
                 raise SharesState(f"an object of the type {_named(kind)}, which copies itself")
         if kind in copyreg.dispatch_table:
             raise SharesState(f"an object of the type {_named(kind)}, which copies itself")
-        self._class(kind, is_made=False)
+        # random.Random and sets are made anew by their copy
+        self._class(kind, is_made=any(vars(base).keys() & set(_COPIES_ITSELF) for base in kind.__mro__[:-1]))
+
+    def _known_class(self, kind: type) -> None:
+        """Note which methods a known class may call: of objects that it holds, and of classes derived from it."""
+        if kind.__module__.partition(".")[0] not in _NEVER_CALLING and kind not in self._known_classes:
+            self._known_classes.add(kind)
+            self._names |= names_of_class(kind) - _DYNAMIC - _MAKING
 
     def _device(self, value: Any) -> None:
         device = getattr(value, "device", value) if type(value).__module__.startswith("torch") else None
@@ -315,7 +327,9 @@ class _Check:
         if not is_trusted(type(kind).__module__):
             raise SharesState(f"the class {_named(kind)}, which has a class of its own")
         for base in kind.__mro__:
-            if not is_trusted(base.__module__):
+            if is_trusted(base.__module__):
+                self._known_class(base)
+            else:
                 self._classes[base] = self._classes.get(base, False) or is_made
 
     def _members(self, kind: type, *, is_made: bool) -> None:

@@ -6,9 +6,15 @@ gives other batches than it would have.
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import enum
 import functools
 import itertools
 import json
+import logging
+import math
+import os
 import random
 import types
 import weakref
@@ -17,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, Sampler
 
 COUNT = 24
 EPOCHS = 3
@@ -31,6 +37,14 @@ HELD = types.SimpleNamespace(rng=random.Random(4))
 MODULE = types.ModuleType("shared_state_of_a_module")
 MODULE.rng = random.Random(3)  # type: ignore[attr-defined]
 epochs_begun = 0
+
+
+log = logging.getLogger(__name__)
+
+
+class Mode(enum.Enum):
+    SHUFFLED = 1
+    REVERSED = 2
 
 
 class Numbers(Dataset[int]):
@@ -104,6 +118,72 @@ class OwnBatches(BatchSampler):
         np.random.shuffle(batches)
         random.shuffle(batches)
         yield from batches
+
+
+class ByClass(Own):
+    """Gives the samples of each weight together, as samplers of balanced classes do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epoch = 0
+        self.mode = Mode.SHUFFLED
+        self.log = log
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator()
+        generator.manual_seed(self.epoch + 7)
+        by_weight = collections.defaultdict(list)
+        for index, weight in enumerate(self.data_source.weights):
+            by_weight[weight].append(index)
+        log.debug("an epoch begins rank=%s", os.environ.get("RANK"))
+        for weight in sorted(by_weight, reverse=self.mode is Mode.REVERSED):
+            numbers = by_weight[weight]
+            yield from (
+                numbers[place] for place in torch.randperm(len(numbers), generator=generator).tolist()
+            )
+        self.epoch += 1
+
+
+class OfTorch(DistributedSampler[int]):
+    def __init__(self) -> None:
+        super().__init__(Numbers(), num_replicas=2, rank=1)
+
+    def __iter__(self) -> Iterator[int]:
+        indices = list(super().__iter__())
+        np.random.default_rng(self.seed + self.epoch).shuffle(indices)
+        return iter(indices)
+
+
+class Buckets(Sampler[list[int]]):
+    """Gives samples of similar length together."""
+
+    def __init__(self) -> None:
+        self.lengths = np.arange(COUNT) % 7
+        self.rng = np.random.RandomState(3)
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.lengths) / 4)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = self.rng.permutation(len(self.lengths))
+        batches = [order[start : start + 4].tolist() for start in range(0, len(order), 4)]
+        batches.sort(key=lambda batch: max(self.lengths[index] for index in batch))
+        self.rng.shuffle(batches)
+        waiting = collections.deque(batches)
+        while waiting:
+            yield waiting.popleft()
+
+
+@dataclasses.dataclass
+class OfFields:
+    count: int = COUNT
+    kept: list[int] = dataclasses.field(default_factory=list)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.random.permutation(self.count).tolist())
 
 
 class OfModule(Own):
@@ -338,6 +418,80 @@ class Endless(Own):
         return map(COUNT.__rmod__, itertools.islice(self.source, 8))
 
 
+_KNOWN_PACKAGE: dict[str, Any] = {"__name__": "torch.utils.data.known", "Sampler": Sampler}
+exec(  # classes of a package that the hook knows
+    """
+class Calling(Sampler):
+    def __iter__(self):
+        return iter([self.drawn_by_subclass() for _ in range(8)])
+    def __len__(self):
+        return 8
+    def prepared(self):
+        return 0
+
+class Wrapping(Calling):
+    def __init__(self, inner):
+        self.inner = inner
+    def drawn_by_subclass(self):
+        return self.inner.drawn_for_wrapper()
+""",
+    _KNOWN_PACKAGE,
+)
+
+
+_Calling: Any = _KNOWN_PACKAGE["Calling"]
+
+
+class CalledByKnownBase(_Calling):  # type: ignore[misc]
+    def drawn_by_subclass(self) -> int:
+        return RNG.randrange(COUNT)
+
+
+class Inner:
+    def drawn_for_wrapper(self) -> int:
+        return RNG.randrange(COUNT)
+
+
+class DrawsWhenCopied(random.Random):
+    """Is made anew by a copy, as random.Random is."""
+
+    def __init__(self) -> None:
+        super().__init__(RNG.random())
+
+
+class MadeByCopy(Own):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = DrawsWhenCopied()
+
+
+class CountedObject:
+    def __new__(cls) -> CountedObject:
+        next(TICKETS)
+        return super().__new__(cls)
+
+
+class HoldsCountedObject(Own):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted = CountedObject()
+
+    def draw(self) -> int:
+        return super().draw()
+
+
+class CountingList(list[int]):
+    def append(self, number: int) -> None:
+        next(TICKETS)
+        super().append(number)
+
+
+class HoldsCountingList(Own):
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = CountingList([1, 2, 3])
+
+
 def of_closure() -> Own:
     rng = random.Random(9)
 
@@ -372,14 +526,20 @@ SHARING: dict[str, Callable[[], Any]] = {
         *(OfNamespace, ByFunction, ByCountedFunction, ByKeptResult, ByDefault, ByName, ByProperty, ByImport),
         *(HoldsBuiltinMethod, HoldsMethodInPartial, HoldsFunctions, HoldsReference, HoldsWhatIsNotCopied),
         *(OfDataSet, ByMethodOfDataSet, ByModuleOfDataSet, CountsInDataSet, Iterated, Endless),
+        *(CalledByKnownBase, MadeByCopy, HoldsCountedObject, HoldsCountingList),
     )
 }
 SHARING |= {"closure": of_closure, "closure that counts": counting_in_closure, "batches": within_batches}
+SHARING |= {"wrapper": lambda: _KNOWN_PACKAGE["Wrapping"](Inner())}
 """Samplers that share state with the program, so that they have no plan."""
 HARMLESS: dict[str, Callable[[], Any]] = {
     "own": Own,
     "own of all kinds": OwnOfAllKinds,
     "harmless functions": WithHarmlessFunctions,
+    "by class": ByClass,
+    "derived from torch's": OfTorch,
+    "buckets": Buckets,
+    "data class": OfFields,
     "own batches": lambda: OwnBatches(Own(), 3, drop_last=False),
 }
 """Samplers that a copy can run ahead of."""
@@ -389,7 +549,7 @@ COPIED: dict[str, Callable[[], Any]] = {"list of the data set": TakesFromDataSet
 
 def batches_of(sampler: Any, workers: int) -> list[Any]:
     """Return what a loader gives in all epochs."""
-    option = "batch_sampler" if isinstance(sampler, BatchSampler) else "sampler"
+    option = "batch_sampler" if isinstance(sampler, (BatchSampler, Buckets)) else "sampler"
     options: dict[str, Any] = {option: sampler}
     data_set = sampler.data_source if isinstance(sampler, Own) else Numbers()
     if workers:
