@@ -99,7 +99,7 @@ class Watcher:
         self._chosen: set[int] = set()
 
     def choose(self, index_sampler: Any) -> None:
-        """Watch a loader by its index sampler, and permit a copy of that, of whatever kind it is."""
+        """Watch a loader by its index sampler, and permit a copy of that, of whatever package it is."""
         self._chosen.add(id(index_sampler))
         weakref.finalize(index_sampler, self._chosen.discard, id(index_sampler)).atexit = False
 

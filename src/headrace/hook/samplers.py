@@ -82,8 +82,9 @@ def learn(
     """Return the order of the epoch that begins now. Called before the loader takes its first index.
 
     index_sampler: gives batches of indices, or indices. iterator: of it, which the loader has. world: ranks of the job.
-    is_chosen: the program itself asked for this loader, so that a copy of any sampler may run. data_set: which a copy
-    shares. skipped: batches that a loader of torchdata passes over, as it goes on with an epoch. Raises NotPlannable.
+    is_chosen: the program itself asked for this loader, so that a sampler of any package may be copied, unless it
+    shares state. data_set: for which a copy has a stand-in. skipped: batches that a loader of torchdata passes over, as
+    it goes on with an epoch. Raises NotPlannable.
     """
     kind = type(index_sampler)
     if _is_drained(index_sampler):

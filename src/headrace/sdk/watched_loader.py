@@ -30,7 +30,7 @@ def watch(
 ) -> bool:
     """Report the order of a loader to the node of this host, from its next epoch on. Return False without a node.
 
-    A copy of its sampler may run ahead, whatever its class is; so no sampler of a job of several ranks may wait for
+    A copy of its sampler may run ahead, of whatever package it is; so no sampler of a job of several ranks may wait for
     other ranks in its iteration. name: of the job; the program's by default. cache, socket: as of `headrace.connect`.
     Below `headrace run` this only permits the copy.
     """
