@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli import options
-from headrace.cli.render import print_json, print_rows, say
+from headrace.cli.render import print_json, print_rows, say, warn
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +30,8 @@ def add(
         list[str] | None,
         typer.Option(
             metavar="EFFECT=VALUE",
-            help="Effect of the policy on all files of the mount, such as `ttl=2d`; may be repeated.",
+            help="Effect of the policy on all files of the mount, such as `ttl=2d`; may be repeated. It ends with "
+            "the mount.",
         ),
     ] = None,
     socket: options.Socket = None,
@@ -45,7 +46,7 @@ def add(
     from headrace.cli.request import ask
     from headrace.cli.up import origin_options, url_of
     from headrace.policy.rule_text import parse_effects, pattern_below, with_rule
-    from headrace.wire.messages import MountAdd
+    from headrace.wire.messages import Done, MountAdd
 
     origin_settings = origin_options(
         endpoint=endpoint, region=region, profile=profile, anonymous=anonymous, pairs=option or []
@@ -53,12 +54,14 @@ def add(
     effects, pattern = parse_effects(rule or []), pattern_below(path)
     if effects:
         check_text(with_rule("", pattern, effects), "--rule")  # before the mount exists
-    ask(MountAdd(path=path, url=url_of(origin), options=origin_settings), socket, cache)
+    done = ask(MountAdd(path=path, url=url_of(origin), options=origin_settings), socket, cache)
     if effects:
-        change_policy(lambda text: with_rule(text, pattern, effects), socket, cache, json=None)
+        change_policy(lambda text: with_rule(text, pattern, effects, of_mount=True), socket, cache, json=None)
     print_json({"path": path, "url": url_of(origin)}) if json else say(
         f"attached: {url_of(origin)} at {path}"
     )
+    if isinstance(done, Done) and done.warning:
+        warn(done.warning)
 
 
 def list_(socket: options.Socket = None, cache: options.CacheOf = None, json: options.Json = False) -> None:

@@ -255,11 +255,12 @@ def check_io(io: str) -> None:
 
 
 def url_of(origin: str) -> str:
-    """Return the URL of an origin that may be a directory's path. Raises UsageError for a URL with a single slash."""
+    """Return the URL of an origin. Without `://` it is a directory, from this process's working directory. Raises
+    UsageError for a URL with a single slash."""
     scheme, colon, rest = origin.partition(":")
     if colon and rest.startswith("/") and not rest.startswith("//") and scheme.isalnum():
         raise UsageError(origin, why="the URL needs two slashes", hint=f"write {scheme}://{rest.lstrip('/')}")
-    if origin.startswith(("/", "./", "../", "~/")) or origin in (".", ".."):
+    if "://" not in origin:
         return "file://" + os.path.abspath(os.path.expanduser(origin))
     return origin
 

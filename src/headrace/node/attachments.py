@@ -107,14 +107,18 @@ class Attachments:
         self._index.mounts.put(path, {"url": url, **options})
         self._invalidate(path)
 
-    async def add(self, path: str, url: str, options: dict[str, str], *, by_operator: bool = False) -> None:
-        """Attach a mount on this node, after its origin answered. The index keeps its public options only."""
+    async def add(self, path: str, url: str, options: dict[str, str], *, by_operator: bool = False) -> str:
+        """Attach a mount on this node, after its origin answered. The index keeps its public options only. Return a
+        warning if the origin is empty; "" otherwise."""
         check_places([volume.folder for volume in self._config.cache], [url])
         self._check_exclusive(path)
-        await self._attach(path, url, options, check=True)
+        has_names = await self._attach(path, url, options, check=True)
         mark = {BY_OPERATOR: "true"} if by_operator else {}
         self._index.mounts.put(path, {"url": url, **public_options(options), **mark})
         self._invalidate(path)
+        return (
+            "" if has_names else f"{url} is empty or does not exist: look at its name if files are expected"
+        )
 
     def _check_exclusive(self, path: str) -> None:
         """Raise UsageError for a path that an exclusive directory of a running node would not show."""
@@ -137,7 +141,8 @@ class Attachments:
 
     async def _attach(
         self, path: str, url: str, options: dict[str, str], *, check: bool, known: bool = False
-    ) -> None:
+    ) -> bool:
+        """Attach a mount. Return False if a check found no name in its origin."""
         parsed = parse_origin(url)
         check_events(parsed, options)
         pace = OriginPace(parsed)
@@ -148,11 +153,12 @@ class Attachments:
                 why="origins of this type are read-only",
                 hint="use --write off or --write local",
             )
+        has_names = True
         if check:
             limit_s = min(CHECK_LIMIT_S, self._config.origin_timeout_s)
             try:
                 # a user waits: an origin that does not answer fails at once
-                await check_origin(origin, Deadline.after(limit_s, patience_s=0.0))
+                has_names = await check_origin(origin, Deadline.after(limit_s, patience_s=0.0))
             except (OriginUnavailableError, DeadlineExceededError, BucketNotFoundError) as error:
                 if not (known and self._has_written()):
                     raise
@@ -174,6 +180,7 @@ class Attachments:
         if verifies_opens(options):
             async for ids in self._namespace.tree.files_below(os.fsencode(path)):
                 doubt(self._index, ids)
+        return has_names
 
     async def _trace(self, path: str, url: str, options: dict[str, str], *, check: bool) -> FarTrace | None:
         """Return what asks the cluster behind a mount; None for another origin. check: raise UsageError if it leads

@@ -252,7 +252,7 @@ class Node:
             **NameRequests(self.namespace, self.store, self.config.origin_timeout_s).handlers,
             **reads.handlers,
             **writes.handlers,
-            **MountRequests(self.attachments, self.mounts, self.cluster).handlers,
+            **MountRequests(self.attachments, self.mounts, self.cluster, self.policies).handlers,
             **jobs.handlers,
             **SealRequests(self.jobs.shared_seals).handlers,
             **PlanRequests(self.plans, self.planned_fetcher, self.predictions).handlers,

@@ -15,12 +15,15 @@ import msgspec
 
 from headrace.base.errors import HeadraceError, PolicyConflictError, StoreError, UsageError
 from headrace.base.kept_file import KeptFile
+from headrace.base.printable import printable
 from headrace.base.tasks import OwnedTasks
 from headrace.cluster.records import Records
 from headrace.node.space_policy import NodeCapacity
 from headrace.policy.current import CurrentPolicy
 from headrace.policy.document import parse_policy
+from headrace.policy.limits import POLICY_AUTHOR_MAX
 from headrace.policy.record import RECORD_BYTES_MAX, PolicyRecord, decode_record, encode_record
+from headrace.policy.rule_text import without_rule_of_mount
 from headrace.store.space import CacheSpace
 
 log = logging.getLogger(__name__)
@@ -153,6 +156,22 @@ class Policies:
         record = self.current.record
         version = record.version(number or record.number - 1)
         return await self.set(version.text, author=author, base=record.number)
+
+    async def end_rule_of_mount(self, path: str) -> None:
+        """Remove the rule that was given when a mount was attached, if there is one. Raises as `set` does."""
+        for attempt in range(1, ATTEMPTS + 1):
+            record = self.current.record
+            text = without_rule_of_mount(record.text, path)
+            if text == record.text:
+                return
+            try:
+                await self.set(
+                    text, author=printable(f"mount remove {path}")[:POLICY_AUTHOR_MAX], base=record.number
+                )
+                return
+            except PolicyConflictError:
+                if attempt == ATTEMPTS:
+                    raise
 
     def status(self, space: CacheSpace) -> dict[str, object]:
         """Return the version in force, and what each tenant uses and may have on this node."""

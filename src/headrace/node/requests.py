@@ -22,6 +22,7 @@ from headrace.namespace.mounts import MountTable, normal_path
 from headrace.namespace.namespace import Namespace
 from headrace.node.attachments import Attachments
 from headrace.node.gateways import describe
+from headrace.node.policies import Policies
 from headrace.node.policy_advice import ReadStatistics
 from headrace.prefetch.prediction_table import PredictionTable
 from headrace.seal.catalogue import SealId
@@ -214,7 +215,14 @@ class WriteRequests:
 class MountRequests:
     """Attaches and detaches mounts: on this node, and in its cluster on all nodes."""
 
-    def __init__(self, attachments: Attachments, mounts: MountTable, cluster: ClusterServices | None) -> None:
+    def __init__(
+        self,
+        attachments: Attachments,
+        mounts: MountTable,
+        cluster: ClusterServices | None,
+        policies: Policies,
+    ) -> None:
+        self._policies = policies
         self._attachments = attachments
         self._mounts = mounts
         self._cluster = cluster
@@ -227,13 +235,15 @@ class MountRequests:
         if request.restricted or self._cluster is not None:
             self._attachments.allowed.check(url, options)
         if self._cluster is None:
-            await self._attachments.add(path, url, options, by_operator=not request.restricted)
+            warning = await self._attachments.add(path, url, options, by_operator=not request.restricted)
         else:
-            await self._cluster.mounts.add(path, url, options, attach=self._attachments.add)
-        return Done()
+            warning = await self._cluster.mounts.add(path, url, options, attach=self._attachments.add)
+        return Done(warning)
 
     async def _remove(self, request: MountRemove) -> Done:
         path = normal_path(request.path)
+        if any(mount.path == path for mount in self._mounts.all()):
+            await self._policies.end_rule_of_mount(path)  # first: if that fails, the command can be repeated
         if self._cluster is None:
             await self._attachments.remove(path)
         else:

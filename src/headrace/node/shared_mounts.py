@@ -32,6 +32,7 @@ class MountRecord(msgspec.Struct, frozen=True):
 
 
 Attach = Callable[[str, str, dict[str, str]], Awaitable[None]]
+CheckedAttach = Callable[[str, str, dict[str, str]], Awaitable[str]]
 Detach = Callable[[str], Awaitable[None]]
 
 
@@ -69,13 +70,14 @@ class SharedMounts:
     async def stop(self) -> None:
         await self._tasks.close()
 
-    async def add(self, path: str, url: str, options: dict[str, str], *, attach: Attach) -> None:
-        """Attach a mount here, with `attach`, which checks it, and record it. Other nodes attach it within a second."""
+    async def add(self, path: str, url: str, options: dict[str, str], *, attach: CheckedAttach) -> str:
+        """Attach a mount here, with `attach`, which checks it, and record it. Other nodes attach it within a second.
+        Return the warning of `attach`."""
         if path in self._attached:
             raise PathExistsError(f"mount {path}", why=f"{self._attached[path].url} is attached there")
         self._attached[path] = record = MountRecord(url, options)
         try:
-            await attach(path, url, options)
+            warning = await attach(path, url, options)
         except BaseException:
             del self._attached[path]
             raise
@@ -85,6 +87,7 @@ class SharedMounts:
             del self._attached[path]
             await self._detach(path)
             raise
+        return warning
 
     async def remove(self, path: str) -> None:
         if path not in self._attached:

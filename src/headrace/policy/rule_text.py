@@ -13,6 +13,7 @@ from headrace.policy.effects import EFFECT_NAMES
 
 _LISTS = ("tier",)
 KNOWN = tuple(name for name in EFFECT_NAMES if name not in NOT_OBEYED)
+_OF_COMMAND, _OF_MOUNT = "the command line", "the mount"
 _NO_UTF8 = re.compile("[\ud800-\udfff]")
 _WILD = re.compile(r"[\\*?\[\]]")
 
@@ -39,10 +40,12 @@ def parse_effects(words: Sequence[str]) -> dict[str, str]:
     return effects
 
 
-def with_rule(text: str, pattern: str, effects: Mapping[str, str]) -> str:
+def with_rule(text: str, pattern: str, effects: Mapping[str, str], *, of_mount: bool = False) -> str:
     """Return the text with a rule for a pattern, in place of an earlier one of the command line, or at the end.
-    effects: TOML values."""
-    lines = [f"{_mark(pattern)}\n[[rule]]\nmatch = {_toml([pattern])}\n"]
+    effects: TOML values. of_mount: the rule ends with the mount of these files."""
+    lines = [
+        f"{_mark(pattern, _OF_MOUNT if of_mount else _OF_COMMAND)}\n[[rule]]\nmatch = {_toml([pattern])}\n"
+    ]
     lines += [f"{name} = {value}\n" for name, value in effects.items()]
     block = "".join(lines)
     earlier = _block(text, pattern)
@@ -62,13 +65,22 @@ def without_rule(text: str, pattern: str) -> str:
     return text[: block.start()].removesuffix("\n") + text[block.end() :]
 
 
-def _block(text: str, pattern: str) -> re.Match[str] | None:
-    lines = rf"^{re.escape(_mark(pattern))}\n\[\[rule\]\]\n(?:[a-z]+ = [^\n]*\n?)*"
-    return re.search(lines, text, re.MULTILINE)
+def without_rule_of_mount(text: str, path: str) -> str:
+    """Return the text without the rule that ends with the mount at a path, if it has one."""
+    pattern = pattern_below(path)
+    if _NO_UTF8.search(pattern):
+        return text  # no policy names it
+    block = _block(text, pattern, (_OF_MOUNT,))
+    return text if block is None else without_rule(text, pattern)
 
 
-def _mark(pattern: str) -> str:
-    return f"# rule of the command line: {_toml(pattern)}"
+def _block(text: str, pattern: str, kinds: Sequence[str] = (_OF_COMMAND, _OF_MOUNT)) -> re.Match[str] | None:
+    marks = "|".join(re.escape(_mark(pattern, kind)) for kind in kinds)
+    return re.search(rf"^(?:{marks})\n\[\[rule\]\]\n(?:[a-z]+ = [^\n]*\n?)*", text, re.MULTILINE)
+
+
+def _mark(pattern: str, kind: str) -> str:
+    return f"# rule of {kind}: {_toml(pattern)}"
 
 
 def _toml(value: str | list[str]) -> str:

@@ -141,7 +141,8 @@ class Resolve(Message, frozen=True):
 
 class MountAdd(Message, frozen=True):
     """Attach an origin. options: of `origin/factory.py` (endpoint, region, …); secrets among them never get into logs.
-    restricted: attach it only if `allowed_origins` permits it, because another host sent the request. → Done."""
+    restricted: attach it only if `allowed_origins` permits it, because another host sent the request. → Done, with a
+    warning for an origin that is empty."""
 
     path: str
     url: str
@@ -438,7 +439,9 @@ class Welcome(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    pass
+    """Say that a request was obeyed. warning: what its user should look at; "" for nothing."""
+
+    warning: str = ""
 
 
 class Opened(Message, frozen=True):

@@ -81,6 +81,30 @@ def test_jobs(up: Host) -> None:
     up.assert_right()
 
 
+def test_an_empty_origin_is_attached_with_a_warning(up: Host) -> None:
+    """It may also be one that does not exist, which object stores don't tell."""
+    empty = up.base / "empty"
+    empty.mkdir()
+    done = up.headrace("mount", "add", "/empty", empty)
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        f"headrace: file://{empty} is empty or does not exist: look at its name if files are expected"
+    ]
+    missing = up.headrace("mount", "add", "/missing", up.base / "missing")
+    assert missing.returncode == 13 and "No such file or directory" in missing.stderr
+    assert up.headrace("mount", "add", "/images", up.truth / "images").stderr == ""
+    for path in ("/empty", "/images"):
+        up.ok("mount", "remove", path)
+
+
+def test_a_directory_is_attached_from_the_working_directory_of_the_command(up: Host) -> None:
+    """Commands run in `base`; the node may run in another directory."""
+    for word in ("truth/images", "./truth/images"):
+        added = up.json("mount", "add", "/relative", word)
+        assert added["url"] == f"file://{up.truth}/images"
+        up.ok("mount", "remove", "/relative")
+
+
 def test_status_config_and_mounts(up: Host) -> None:
     report = up.json("status", up.mount)
     assert set(report) == set(FIELDS["status"])

@@ -173,6 +173,22 @@ def test_a_rule_without_a_file(host: Host) -> None:
     assert "/d/**" not in host.ok("policy", "show")
 
 
+def test_the_rule_of_a_mount_ends_with_it(host: Host) -> None:
+    """Any other rule stays, also one of the command line below the mount."""
+    host.up()
+    other = host.base / "other"
+    other.mkdir()
+    (other / "b").write_bytes(b"b")
+    host.ok("policy", "rule", "/more/x/**", "ttl=3d")
+    before = host.ok("policy", "show")
+    host.ok("mount", "add", "/more", other, "--rule", "ttl=1h")
+    host.ok("mount", "remove", "/more")
+    assert host.ok("policy", "show") == before
+    host.ok("mount", "add", "/more", other)
+    decisions = {row["effect"]: row["value"] for row in host.json("policy", "explain", "/more/b")}
+    assert decisions["ttl"] == "-"
+
+
 def test_rules_that_are_set_at_the_same_time_are_all_in_force(host: Host) -> None:
     host.up()
     with ThreadPoolExecutor(RULES_AT_ONCE) as pool:

@@ -19,6 +19,8 @@ from headrace.wire.messages import JobState
 def test_an_origin_is_a_url_or_a_folder() -> None:
     assert url_of("s3://bucket/prefix") == "s3://bucket/prefix"
     assert url_of("/data") == "file:///data"
+    for word in ("x", "./x", "y/../x"):
+        assert url_of(word) == f"file://{os.getcwd()}/x"
     assert url_of("./x") == f"file://{os.getcwd()}/x"
     assert url_of("~/x") == f"file://{os.path.expanduser('~')}/x"
     for word in ("s3:/bucket", "https:/host/x"):

@@ -10,7 +10,13 @@ from headrace.base.errors import UsageError
 from headrace.namespace.mounts import normal_path
 from headrace.policy.document import parse_policy
 from headrace.policy.patterns import PathPatterns
-from headrace.policy.rule_text import parse_effects, pattern_below, with_rule, without_rule
+from headrace.policy.rule_text import (
+    parse_effects,
+    pattern_below,
+    with_rule,
+    without_rule,
+    without_rule_of_mount,
+)
 
 HAND_WRITTEN = (
     '# ours\n[[rule]]\nmatch = ["/a/**"]   # all of it\nttl = "1d"\n\n[tenant.x]\npaths = ["/x/**"]\n'
@@ -30,6 +36,19 @@ def test_a_rule_is_added_changed_and_removed() -> None:
     assert without_rule(changed, "/scratch/**").startswith(HAND_WRITTEN)
     last = without_rule(without_rule(changed, "/scratch/**"), "/other/**")
     assert last == HAND_WRITTEN
+
+
+def test_a_rule_of_a_mount_ends_with_it() -> None:
+    mounted = with_rule(HAND_WRITTEN, "/m/**", parse_effects(["ttl=2d"]), of_mount=True)
+    both = with_rule(mounted, "/m/x/**", parse_effects(["ttl=3d"]))
+    assert without_rule_of_mount(both, "/m/x") == both  # a rule of the command line
+    assert without_rule_of_mount(both, "/other") == both
+    assert without_rule_of_mount(mounted, "/m") == HAND_WRITTEN
+    assert len(parse_policy(without_rule_of_mount(both, "/m")).rules) == 2
+    assert without_rule_of_mount(both, "/\udcff") == both
+    replaced = with_rule(mounted, "/m/**", parse_effects(["ttl=4d"]))
+    assert len(parse_policy(replaced).rules) == 2 and without_rule_of_mount(replaced, "/m") == replaced
+    assert without_rule(mounted, "/m/**") == HAND_WRITTEN
 
 
 def test_the_first_rule_of_all() -> None:

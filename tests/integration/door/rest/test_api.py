@@ -209,6 +209,17 @@ def test_mounts_come_and_go(api: Api) -> None:
     assert nowhere.status == 422
 
 
+def test_the_rule_of_a_mount_ends_with_it(api: Api) -> None:
+    more = api.host.base / "ruled"
+    more.mkdir()
+    (more / "file").write_bytes(b"more")
+    before = api.ask("GET", "/v1/policy").json["text"]
+    api.host.ok("mount", "add", "/ruled", more, "--rule", "ttl=1h")
+    assert '"/ruled/**"' in api.ask("GET", "/v1/policy").json["text"]
+    assert api.ask("DELETE", "/v1/mounts?path=/ruled").status == 204
+    assert api.ask("GET", "/v1/policy").json["text"] == before
+
+
 def test_a_policy_made_from_another_version_is_a_conflict(api: Api) -> None:
     before = api.ask("GET", "/v1/policy").json
     rule = '[[rule]]\nmatch = ["/nowhere/**"]\nttl = "1d"\n'
