@@ -15,14 +15,17 @@ START = 8
 """First limit, and the least one that queueing leaves."""
 LATENCY_TOLERANCE = 3.0
 """Multiple of the best time for reads of that size. A slower read shows that more reads would only queue."""
+SLOW_IN_A_ROW = 3
+"""Slow answers in a row that end the doubling. A queue slows all answers, a hiccup of the origin a few."""
 PROBE_AFTER = 5000
 """Reads after which the window starts again with few in flight. Only that shows how fast an idle link answers now. It
 costs a few rounds of answers."""
 
 
 class Window:
-    """Hold the limit. It doubles with every round of answers until the first sign of queueing, as in TCP. Then it
-    changes by one per round. An overloaded origin halves it.
+    """Hold the limit. It doubles with every round of answers until they queue, as in TCP. Then it is halved, as the
+    slow reads began a round before, and changes by one per round. It grows only while reads use it: answers to a few
+    say nothing of more. An overloaded origin halves it.
 
     start: the first limit, while no read was recorded. least: queueing does not reduce the limit below this. tolerance:
     multiple of the best time that counts as queueing.
@@ -42,30 +45,45 @@ class Window:
         self._tolerance = tolerance
         self._best_s: dict[int, float] = {}  # by the size's power of two: small and large reads don't compare
         self._doubling = True
+        self._is_overloaded = False
+        self._slow = 0
         self._reads = 0
 
-    def record(self, *, bytes_read: int, seconds: float) -> None:
-        """Record a read that succeeded."""
+    def record(self, *, bytes_read: int, seconds: float, in_flight: int | None = None) -> None:
+        """Record a read that succeeded. in_flight: the reads at its end; None: as many as the limit permits."""
         self._reads += 1
         if self._reads % PROBE_AFTER == 0:
             self._probe()
         size_class = bytes_read.bit_length()
         best_s = self._best_s[size_class] = min(self._best_s.get(size_class, seconds), seconds)
-        if seconds <= best_s * self._tolerance:
+        if seconds > best_s * self._tolerance:
+            self._slow += 1
+            self._shrink()
+            return
+        self._slow = 0
+        if in_flight is not None and 2 * in_flight < int(self.limit):
+            self._doubling = not self._is_overloaded  # what a full window bears is found anew
+        else:
             step = 1.0 if self._doubling else 1 / self.limit
             self.limit = min(float(self.maximum), self.limit + step)
-        else:
+
+    def _shrink(self) -> None:
+        least = min(float(self._least), self.limit)
+        if not self._doubling:
+            self.limit = max(least, self.limit - 1 / self.limit)
+        elif self._slow >= SLOW_IN_A_ROW:
             self._doubling = False
-            self.limit = max(float(min(self._least, self.limit)), self.limit - 1 / self.limit)
+            self.limit = max(least, self.limit / 2)
 
     def _probe(self) -> None:
         self._best_s.clear()
-        self._doubling = True
+        self._slow = 0
+        self._doubling, self._is_overloaded = True, False
         self.limit = min(self.limit, float(self._least))
 
     def record_overload(self) -> None:
         """Reduce the limit by half."""
-        self._doubling = False
+        self._doubling, self._is_overloaded = False, True
         self.limit = max(1.0, self.limit / 2)
 
 
@@ -86,6 +104,10 @@ class Gate:
     def has_spare(self) -> bool:
         """Return whether more than half of the window is free, so that a further read delays no other."""
         return 2 * self.in_flight < int(self.window.limit) and not self._demand
+
+    def record(self, *, bytes_read: int, seconds: float) -> None:
+        """Record a read that succeeded, before it leaves."""
+        self.window.record(bytes_read=bytes_read, seconds=seconds, in_flight=self.in_flight)
 
     @asynccontextmanager
     async def enter(

@@ -102,7 +102,7 @@ class OriginSource:
                     if circuit.closed or not left_s:
                         raise
                     continue
-                self.gate.window.record(bytes_read=end - start, seconds=monotonic_s() - began_s)
+                self.gate.record(bytes_read=end - start, seconds=monotonic_s() - began_s)
                 self.accounts.charge(self.mount, self.path, end - start, intent.job)
                 yield structs.replace(arrived, from_origin=True)
                 return

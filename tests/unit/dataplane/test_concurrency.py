@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 
 import pytest
 
@@ -35,6 +37,58 @@ def test_answers_that_queue_stop_the_growth() -> None:
         window.record(bytes_read=8 << 20, seconds=0.01 * window.limit)
         assert window.limit < 40
     assert window.limit > 16
+
+
+def _over_a_link(window: Window, reads: int, *, size_bytes: int, bytes_s: float, latency_s: float) -> float:
+    """Read over a link as fast as the window permits. Return the share of the link's time that was used."""
+    now_s = free_s = 0.0
+    arriving: list[tuple[float, float]] = []
+    for begun in itertools.count():
+        while len(arriving) >= int(window.limit) or (arriving and begun >= reads):
+            now_s, begun_s = heapq.heappop(arriving)
+            window.record(bytes_read=size_bytes, seconds=now_s - begun_s, in_flight=len(arriving) + 1)
+        if begun == reads:
+            return reads * size_bytes / bytes_s / now_s
+        free_s = max(free_s, now_s) + size_bytes / bytes_s
+        heapq.heappush(arriving, (max(free_s, now_s + latency_s), now_s))
+    raise AssertionError
+
+
+@pytest.mark.parametrize("bytes_s, size_bytes", [(45e6, 322_957), (1.25e9, 8 << 20), (12.5e9, 8 << 20)])
+def test_a_link_is_full_and_what_is_needed_next_waits_little(bytes_s: float, size_bytes: int) -> None:
+    """All in flight share the link, so what is needed first waits for all of it."""
+    window = Window(maximum=512)
+    latency_s = 0.03
+    assert _over_a_link(window, 4000, size_bytes=size_bytes, bytes_s=bytes_s, latency_s=latency_s) > 0.95
+    fits = 3 * (latency_s * bytes_s / size_bytes + 1)  # by the tolerance
+    assert window.limit < max(16, 1.2 * fits)
+
+
+def test_a_few_reads_say_nothing_of_many() -> None:
+    window = Window(maximum=128)
+    for _ in range(1000):
+        window.record(bytes_read=322_957, seconds=0.04, in_flight=2)
+    assert window.limit == 8
+    for _ in range(120):
+        window.record(bytes_read=322_957, seconds=0.04, in_flight=int(window.limit))
+    assert window.limit == 128, "it doubles again when more are read"
+
+
+def test_a_hiccup_ends_no_doubling() -> None:
+    window = Window(maximum=128)
+    for number in range(1, 200):
+        window.record(bytes_read=322_957, seconds=0.5 if number % 20 < 2 else 0.04)
+    assert window.limit == 128
+
+
+def test_after_an_overload_it_does_not_double() -> None:
+    window = Window(maximum=128)
+    window.record_overload()
+    for _ in range(100):
+        window.record(bytes_read=322_957, seconds=0.04, in_flight=1)
+    for _ in range(8):
+        window.record(bytes_read=322_957, seconds=0.04, in_flight=4)
+    assert 4 < window.limit < 7
 
 
 def test_small_reads_are_not_compared_with_large_ones() -> None:
