@@ -77,6 +77,7 @@ def set_(
     check_text(text, file)
     shown = _ask(PolicySet(text, author=_author(), base=base), socket, cache)
     _warn_of(shown.unanswered, "it did not check the policy")
+    _warn_all(shown.warnings)
     _print(shown, f"version {shown.number} of the policy is in force", as_json=json)
 
 
@@ -136,6 +137,7 @@ def change_policy(
                 raise
             time.sleep(random.uniform(0, min(PAUSE_MAX_S, 0.01 * 2**attempt)))
     _warn_of(shown.unanswered, "it did not check the policy")
+    _warn_all(shown.warnings)
     if json is not None:
         _print(shown, f"version {shown.number} of the policy is in force", as_json=json)
 
@@ -208,6 +210,7 @@ def rollback(
     from headrace.wire.policy_messages import PolicyRollBack
 
     shown = _ask(PolicyRollBack(version, author=_author()), socket, cache)
+    _warn_all(shown.warnings)
     _print(shown, f"version {shown.number} of the policy is in force", as_json=json)
 
 
@@ -269,6 +272,7 @@ def try_(
     answer = ask(PolicyTry(text, TRIAL_LIMIT_S_MAX), socket, cache)
     assert isinstance(answer, PolicyTried)
     _warn_of(answer.unanswered, "its files are not counted")
+    _warn_all(answer.warnings)
     if json:
         print_json({"outcomes": msgspec.to_builtins(answer.outcomes), "unanswered": answer.unanswered})
     elif answer.outcomes:
@@ -341,6 +345,11 @@ def _warn_of(unanswered: dict[str, str], effect: str) -> None:
     """Name the nodes that did not answer."""
     for node, why in sorted(unanswered.items()):
         warn(f"{node if node == 'this node' else f'node {node}'} does not answer: {effect} ({why})")
+
+
+def _warn_all(lines: list[str]) -> None:
+    for line in lines:
+        warn(line)
 
 
 def _print(shown: PolicyShown, text: str, *, as_json: bool) -> None:

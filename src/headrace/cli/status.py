@@ -151,7 +151,9 @@ def _seal_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         lines += [("", f"mounted at {place}") for place in seal["mounted"]]
     automatic = report.get("seal_auto", ())
     lines += [
-        ("sealing", f"{row['path']} is not sealed: {row['why']}") for row in automatic if not row["seal"]
+        ("sealing", f"{row['path']} is not sealed: {row['why']}; next look {_in(row['next_s'])}")
+        for row in automatic
+        if not row["seal"]
     ]
     if report.get("seal_trouble") and (automatic or report.get("seals")):
         lines.append(("seals", f"none can be mounted: {report['seal_trouble']}"))
@@ -193,6 +195,7 @@ def _policy_lines(policy: dict[str, Any]) -> list[tuple[str, str]]:
     if not policy or not policy["version"]:
         return []
     lines = [("policy", f"version {policy['version']}")]
+    lines += [("", warning) for warning in policy.get("warnings", ())]
     for name, tenant in policy["tenants"].items():
         line = f"tenant {name} uses {show_size(tenant['used_bytes'])}"
         if tenant["guaranteed_bytes"]:
@@ -356,6 +359,10 @@ def _copies_lines(copies: dict[str, int]) -> list[tuple[str, str]]:
         size = show_size(copies["hot_bytes"])
         lines.append(("", f"{copies['hot_segments']} hot, with {copies['hot_copies']} copies, {size}"))
     return lines
+
+
+def _in(seconds: float | None) -> str:
+    return f"in {_duration(seconds)}" if seconds else "soon"
 
 
 def _duration(seconds: float) -> str:

@@ -93,11 +93,20 @@ class AutoSeal:
         await self._tasks.close()
 
     def status(self) -> list[dict[str, Any]]:
-        """Return each data set with its seal, or why it has none."""
+        """Return each data set with its seal, or why it has none and when it is looked at again, in seconds."""
         return [
-            {"path": os.fsdecode(path), "seal": str(data_set.seal or ""), "why": data_set.why}
+            {
+                "path": os.fsdecode(path),
+                "seal": str(data_set.seal or ""),
+                "why": data_set.why,
+                "next_s": None if data_set.seal is not None else round(self._wait_s(data_set), 1),
+            }
             for path, data_set in sorted(self._data_sets.items())
         ]
+
+    def _wait_s(self, data_set: _DataSet) -> float:
+        """Return the seconds for which a data set must still be unchanged before it may be sealed."""
+        return max(0.0, data_set.changed_s + data_set.pauses * self._rules.quiet_s - monotonic_s())
 
     def names_changed(self, names: Iterable[tuple[FileId, bytes]]) -> None:
         """Unmount the seals below which a name changed; they are removed soon after."""
@@ -186,7 +195,7 @@ class AutoSeal:
             data_set.seal, data_set.pauses = None, PAUSES_MAX
             self._defer(data_set, "a user removed its seal")
         if data_set.seal is None:
-            if now_s - data_set.changed_s >= data_set.pauses * self._rules.quiet_s:
+            if self._wait_s(data_set) == 0.0:
                 await self._try_to_seal(data_set)
             return
         if now_s - data_set.sealed_s > PAUSES_MAX * self._rules.quiet_s:

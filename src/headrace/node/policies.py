@@ -20,7 +20,7 @@ from headrace.base.tasks import OwnedTasks
 from headrace.cluster.records import Records
 from headrace.node.space_policy import NodeCapacity
 from headrace.policy.current import CurrentPolicy
-from headrace.policy.document import parse_policy
+from headrace.policy.document import PolicyDocument, parse_policy
 from headrace.policy.limits import POLICY_AUTHOR_MAX
 from headrace.policy.record import RECORD_BYTES_MAX, PolicyRecord, decode_record, encode_record
 from headrace.policy.rule_text import without_rule_of_mount
@@ -184,7 +184,23 @@ class Policies:
             }
             for name, entitled in entitlements.items()
         }
-        return {"version": self.current.record.number, "tenants": tenants}
+        return {
+            "version": self.current.record.number,
+            "tenants": tenants,
+            "warnings": self.warnings(self.current.resolver.document),
+        }
+
+    def warnings(self, document: PolicyDocument) -> list[str]:
+        """Return a line for each rule that asks for more replicas than there are nodes."""
+        nodes = 1 if self._records is None else self.capacity.members
+        if not nodes:
+            return []  # the members are not known yet
+        have = f"the cluster has {nodes}" if self._records is not None else "this node belongs to no cluster"
+        return [
+            f"rule {rule.number}, line {rule.line}: replicas = {wanted} needs as many nodes, and {have}"
+            for rule in document.rules
+            if (wanted := rule.effects.get("replicas")) is not None and wanted > nodes
+        ]
 
     def _decoded(self, raw: bytes | None) -> PolicyRecord:
         """Return what a record says; of one that can't be decoded what this node obeys."""

@@ -71,13 +71,18 @@ class PolicyRequests:
     async def _set(self, request: PolicySet) -> PolicyShown:
         unanswered = await self._trial.check(request.text, parse_policy(request.text))
         record = await self._policies.set(request.text, author=request.author, base=request.base)
-        return msgspec.structs.replace(_shown(record), unanswered=unanswered)
+        return msgspec.structs.replace(self._in_force(record), unanswered=unanswered)
 
     async def _show(self, request: PolicyAsk) -> PolicyShown:
         return _shown(self._policies.current.record, request.number)
 
     async def _roll_back(self, request: PolicyRollBack) -> PolicyShown:
-        return _shown(await self._policies.roll_back(request.number, author=request.author))
+        return self._in_force(await self._policies.roll_back(request.number, author=request.author))
+
+    def _in_force(self, record: PolicyRecord) -> PolicyShown:
+        return msgspec.structs.replace(
+            _shown(record), warnings=self._policies.warnings(parse_policy(record.text))
+        )
 
     async def _explain(self, request: PolicyExplain) -> PolicyExplained:
         try:
@@ -89,7 +94,8 @@ class PolicyRequests:
 
     async def _try(self, request: PolicyTry) -> PolicyTried:
         document = parse_policy(request.text)
-        return PolicyTried(*await self._trial.outcomes(request.text, document, limit_s=request.limit_s))
+        outcomes, unanswered = await self._trial.outcomes(request.text, document, limit_s=request.limit_s)
+        return PolicyTried(outcomes, unanswered, self._policies.warnings(document))
 
     async def _advise(self, request: PolicyAdvise) -> PolicyAdvised:
         outlooks, advice = await self._advisor.advise(self._policies.current)

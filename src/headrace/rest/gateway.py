@@ -151,12 +151,12 @@ class Handlers:
     def _policy(self, request: PolicyAsk | PolicySet | PolicyRollBack) -> ApiPolicy:
         answer = self._client.ask(request)
         assert isinstance(answer, PolicyShown)
-        return ApiPolicy(answer.number, answer.text, answer.versions, answer.unanswered)
+        return ApiPolicy(answer.number, answer.text, answer.versions, answer.unanswered, answer.warnings)
 
     def _try_policy(self, text: str) -> ApiPolicyOutcomes:
         answer = self._client.ask(PolicyTry(text))
         assert isinstance(answer, PolicyTried)
-        return ApiPolicyOutcomes(answer.outcomes, answer.unanswered)
+        return ApiPolicyOutcomes(answer.outcomes, answer.unanswered, answer.warnings)
 
     def _advise_policy(self) -> ApiPolicyAdvice:
         answer = self._client.ask(PolicyAdvise())

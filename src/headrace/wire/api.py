@@ -281,12 +281,13 @@ class ApiPlans(Value, frozen=True):
 
 class ApiPolicy(Value, frozen=True):
     """A version of the policy, and all that are kept, the one in force last. number: 0 where none was set. unanswered:
-    nodes that did not check it before it was set, and why."""
+    nodes that did not check it before it was set, and why. warnings: what the version in force asks for in vain."""
 
     number: int
     text: str
     versions: list[PolicyVersionRow]
     unanswered: dict[str, str] = {}
+    warnings: list[str] = []
 
 
 class ApiTrace(Value, frozen=True):
@@ -334,10 +335,11 @@ class ApiLocation(Value, frozen=True):
 
 class ApiPolicyOutcomes(Value, frozen=True):
     """The changes that a policy would make for the cached files of all nodes. unanswered: nodes that are not part of
-    the sums, and why."""
+    the sums, and why. warnings: what the policy asks for in vain."""
 
     outcomes: list[PolicyOutcome]
     unanswered: dict[str, str] = {}
+    warnings: list[str] = []
 
 
 class NewPolicy(Value, frozen=True):

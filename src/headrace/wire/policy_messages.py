@@ -60,12 +60,13 @@ class PolicyVersionRow(msgspec.Struct, frozen=True):
 
 class PolicyShown(Message, frozen=True):
     """A version of the policy, and all that are kept, the one in force last. number: 0 where none was set. unanswered:
-    nodes that did not check it before it was set, and why."""
+    nodes that did not check it before it was set, and why. warnings: what the version in force asks for in vain."""
 
     number: int
     text: str
     versions: list[PolicyVersionRow]
     unanswered: dict[str, str] = msgspec.field(default_factory=dict)
+    warnings: list[str] = msgspec.field(default_factory=list)
 
 
 class PolicyDecision(msgspec.Struct, frozen=True):
@@ -98,10 +99,12 @@ class PolicyOutcome(msgspec.Struct, frozen=True):
 
 
 class PolicyTried(Message, frozen=True):
-    """The changes on all nodes together. unanswered: nodes that are not part of the sums, and why."""
+    """The changes on all nodes together. unanswered: nodes that are not part of the sums, and why. warnings: as in
+    PolicyShown, of the policy that was tried."""
 
     outcomes: list[PolicyOutcome]
     unanswered: dict[str, str] = msgspec.field(default_factory=dict)
+    warnings: list[str] = msgspec.field(default_factory=list)
 
 
 class PolicyOutlook(msgspec.Struct, frozen=True):

@@ -173,6 +173,22 @@ def test_a_rule_without_a_file(host: Host) -> None:
     assert "/d/**" not in host.ok("policy", "show")
 
 
+def test_more_replicas_than_nodes_are_named(host: Host) -> None:
+    host.up()
+    file = policy_file(host, '[[rule]]\nmatch = ["/d/**"]\nreplicas = 4\n')
+    line = "rule 1, line 1: replicas = 4 needs as many nodes, and this node belongs to no cluster"
+    for command in ("try", "set"):
+        done = host.headrace("policy", command, file)
+        assert (done.returncode, done.stderr) == (0, f"headrace: {line}\n")
+    assert host.status()["policy"]["warnings"] == [line]
+    assert line in host.ok("status")
+    assert host.headrace("policy", "rule", "/d/**", "replicas=1").stderr == f"headrace: {line}\n"
+    host.ok("policy", "rollback", "1")
+    file = policy_file(host, '[[rule]]\nmatch = ["/d/**"]\nreplicas = 1\n')
+    assert host.headrace("policy", "set", file).stderr == ""
+    assert host.status()["policy"]["warnings"] == []
+
+
 def test_the_rule_of_a_mount_ends_with_it(host: Host) -> None:
     """Any other rule stays, also one of the command line below the mount."""
     host.up()

@@ -49,7 +49,9 @@ class AutoSealFixture(SealingFixture):
     @property
     def row(self) -> dict[str, str]:
         rows = self.jobs.auto_seal.status()
-        return rows[0] if rows else {"path": "", "seal": "", "why": "it did not begin"}
+        if not rows:
+            return {"path": "", "seal": "", "why": "it did not begin"}
+        return {name: rows[0][name] for name in ("path", "seal", "why")}
 
     async def until(self, is_reached: Callable[[], bool]) -> None:
         for _ in range(1000):
@@ -95,6 +97,19 @@ async def test_what_is_not_cached_as_a_whole_is_not_sealed(node: AutoSealFixture
     assert node.catalogue.seals() == []
     await node.list_and_load()
     await node.sealed()
+
+
+async def test_status_says_when_a_data_set_is_looked_at_again(node: AutoSealFixture) -> None:
+    node.restart_jobs(quiet_s=300.0)
+    await node.until(lambda: bool(node.jobs.auto_seal.status()))
+    (row,) = node.jobs.auto_seal.status()
+    assert (row["path"], row["why"]) == ("/", "it is new") and 0 < row["next_s"] <= 300
+    await node.jobs.auto_seal.stop()
+    await node.list_and_load()
+    node.restart_jobs()
+    await node.sealed()
+    (row,) = node.jobs.auto_seal.status()
+    assert (row["why"], row["next_s"]) == ("", None)
 
 
 async def test_few_or_large_files_and_written_ones_are_not_sealed(

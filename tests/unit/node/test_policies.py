@@ -13,6 +13,7 @@ from headrace.cluster.records import Followers
 from headrace.node.policies import FILE, KEY, Policies, PolicyFile
 from headrace.node.space_policy import NodeCapacity
 from headrace.policy.current import CurrentPolicy
+from headrace.policy.document import parse_policy
 from headrace.policy.record import PolicyRecord, decode_record, encode_record
 
 AT_ONCE = 8
@@ -47,6 +48,25 @@ async def test_of_texts_made_from_one_version_only_one_is_set(tmp_path: Path, no
         if await set_refused(policy):  # a node that has not heard of the change hears of it by the conflict
             assert policy.current.record.number == 2
         await policy.stop()
+
+
+@pytest.mark.parametrize("members", [None, 1, 3])
+async def test_more_replicas_than_nodes_are_named(tmp_path: Path, members: int | None) -> None:
+    """members: of the cluster; None: not known yet."""
+    rules = [f'[[rule]]\nmatch = ["/d/**"]\nreplicas = {value}\n' for value in (1, 3, 4, '"auto"')]
+    document = parse_policy("".join(rules))
+    alone, clustered = policies_at(tmp_path / "a"), policies_at(tmp_path / "b", Followers())
+    clustered.capacity.members = members
+    why = "this node belongs to no cluster"
+    assert alone.warnings(document) == [
+        f"rule 2, line 4: replicas = 3 needs as many nodes, and {why}",
+        f"rule 3, line 7: replicas = 4 needs as many nodes, and {why}",
+    ]
+    numbers = {None: [], 1: [2, 3], 3: [3]}[members]
+    named = [warning.partition(",")[0] for warning in clustered.warnings(document)]
+    assert named == [f"rule {number}" for number in numbers]
+    for policies in (alone, clustered):
+        await policies.stop()
 
 
 async def set_refused(policies: Policies) -> bool:

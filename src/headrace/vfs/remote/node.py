@@ -118,14 +118,14 @@ class RemoteConnection:
             case PolicyTry(text=text):
                 body = NewPolicy(text)
                 tried = self._nodes.ask("tryPolicy", ApiPolicyOutcomes, body=body)
-                return PolicyTried(tried.outcomes, tried.unanswered)
+                return PolicyTried(tried.outcomes, tried.unanswered, tried.warnings)
             case PolicyAdvise():
                 advised = self._nodes.ask("advisePolicy", ApiPolicyAdvice)
                 return PolicyAdvised(advised.outlooks, advised.advice)
             case PolicyExplain(path=path):
                 decided = self._nodes.ask("explainPolicy", ApiPolicyDecisions, path=os.fsdecode(path))
                 return PolicyExplained(decided.decisions)
-        return PolicyShown(shown.number, shown.text, shown.versions, shown.unanswered)
+        return PolicyShown(shown.number, shown.text, shown.versions, shown.unanswered, shown.warnings)
 
     def stream(self, request: JobStart) -> Iterator[JobState]:
         return self._vfs.run_job(request)
