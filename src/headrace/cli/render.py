@@ -5,9 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.base.printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_FOLDED_WIDTH = 20
+"""Least width of a column whose cells are folded."""
+_GAP = 2
+"""Spaces between two columns."""
 
 
 def say(*lines: str) -> None:
@@ -27,7 +35,8 @@ def print_json(value: Any) -> None:
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, right: Sequence[str] = ()) -> None:
-    """Print rows as a table, whose columns are the keys of the first row. right: columns to align right."""
+    """Print rows as a table, whose columns are the keys of the first row. right: columns to align right. A terminal
+    that is too narrow gets a block of lines for each row."""
     if as_json:
         print_json(rows)
         return
@@ -38,15 +47,48 @@ def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, right: Seque
             _write("\t".join(printable(str(value)) for value in row.values()))
         return
     from rich.console import Console
+
+    console = Console()
+    cells = [{name: printable(str(value)) for name, value in row.items()} for row in rows]
+    widths = _least_widths(cells)
+    if sum(widths.values()) + _GAP * (len(widths) - 1) > console.width:
+        _print_blocks(cells)
+    else:
+        _print_table(console, cells, widths, right)
+
+
+def _least_widths(cells: Sequence[Mapping[str, str]]) -> dict[str, int]:
+    """Return the least width of each column in which it can be read: the first one, which names the row, is whole."""
+    from rich.cells import cell_len
+
+    widths = {name: max(cell_len(name), *(cell_len(row[name]) for row in cells)) for name in cells[0]}
+    first = next(iter(widths))
+    return {
+        name: width if name == first else min(width, max(_FOLDED_WIDTH, cell_len(name)))
+        for name, width in widths.items()
+    }
+
+
+def _print_table(
+    console: Console, cells: Sequence[Mapping[str, str]], widths: Mapping[str, int], right: Sequence[str]
+) -> None:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
-    for name in rows[0]:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(printable(str(value))) for value in row.values()))
-    Console().print(table)
+    for name, width in widths.items():
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold", min_width=width)
+    for row in cells:
+        table.add_row(*map(Text, row.values()))
+    console.print(table)
+
+
+def _print_blocks(cells: Sequence[Mapping[str, str]]) -> None:
+    """Print each row as lines, because the terminal is too narrow for a table."""
+    for number, row in enumerate(cells):
+        if number:
+            _write("")
+        print_lines(list(row.items()))
 
 
 def print_lines(lines: Sequence[tuple[str, str]]) -> None:

@@ -151,7 +151,7 @@ def _seal_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         lines += [("", f"mounted at {place}") for place in seal["mounted"]]
     automatic = report.get("seal_auto", ())
     lines += [
-        ("sealing", f"{row['path']} is not sealed: {row['why']}; next look {_in(row['next_s'])}")
+        ("sealing", f"{row['path']} is not sealed: {row['why']}; next look {_in(row.get('next_s'))}")
         for row in automatic
         if not row["seal"]
     ]
