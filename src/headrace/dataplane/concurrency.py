@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from headrace.base.errors import OriginUnavailableError
 from headrace.base.priority import Priority
+from headrace.dataplane.intent import Promotion
 from headrace.dataplane.read_queue import NO_TENANT, FairReadQueue, ReadClass
 
 START = 8
@@ -111,10 +112,18 @@ class Gate:
 
     @asynccontextmanager
     async def enter(
-        self, size_bytes: int, *, background: bool, read_class: ReadClass = NO_TENANT
+        self,
+        size_bytes: int,
+        *,
+        background: bool,
+        read_class: ReadClass = NO_TENANT,
+        promotion: Promotion | None = None,
     ) -> AsyncIterator[None]:
-        queue = self._background[read_class.priority] if background else self._demand
-        await self._acquire(size_bytes, queue, read_class)
+        """Hold a place. promotion: of a background read, to have it precede others when a reader waits for it."""
+        if background and not (promotion is not None and promotion.is_promoted):
+            await self._acquire_promoted(size_bytes, read_class, promotion or Promotion())
+        else:
+            await self._acquire(size_bytes, self._demand, read_class, self._new_turn())
         try:
             yield
         except OriginUnavailableError:
@@ -123,8 +132,27 @@ class Gate:
         finally:
             self._leave(size_bytes)
 
-    async def _acquire(self, size_bytes: int, queue: FairReadQueue, read_class: ReadClass) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def _acquire_promoted(self, size_bytes: int, read_class: ReadClass, promotion: Promotion) -> None:
+        """Wait with the background reads, and with those of readers too from its promotion on."""
+        turn = self._new_turn()
+
+        def join_demand() -> None:
+            self._demand.add(size_bytes, turn, read_class)  # what comes second to a turn is passed over
+            self._admit()
+
+        promotion.notify(join_demand)
+        try:
+            await self._acquire(size_bytes, self._background[read_class.priority], read_class, turn)
+        finally:
+            promotion.notify(None)
+
+    @staticmethod
+    def _new_turn() -> asyncio.Future[None]:
+        return asyncio.get_running_loop().create_future()
+
+    async def _acquire(
+        self, size_bytes: int, queue: FairReadQueue, read_class: ReadClass, turn: asyncio.Future[None]
+    ) -> None:
         queue.add(size_bytes, turn, read_class)
         self._admit()
         try:

@@ -1,7 +1,8 @@
 """Fetch the blocks of one file into its cache file.
 
-At most one range read fetches a block, and all requests for the block wait for that read. Its bytes are in the cache
-file before a waiter continues. Everything runs on the node's loop; checksums and writes run in the disk pool.
+At most one range read fetches a block, and all requests for the block wait for that read. A reader that comes to wait
+for a background read promotes it. The bytes are in the cache file before a waiter continues. Everything runs on the
+node's loop; checksums and writes run in the disk pool.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from headrace.base.errors import EvictedError, HeadraceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, block_range
 from headrace.base.tasks import OwnedTasks
-from headrace.dataplane.intent import BACKGROUND, FOREGROUND, ReadIntent
+from headrace.dataplane.intent import BACKGROUND, FOREGROUND, Promotion, ReadIntent
 from headrace.dataplane.readahead import ReadAhead, whole_order
 from headrace.dataplane.room import with_room
 from headrace.dataplane.source import ByteSource
@@ -72,6 +73,7 @@ class Fill:
         # the kernel writes one range of a file at a time, and other threads would only spin
         self._write_lock = asyncio.Lock()
         self._in_flight: dict[int, asyncio.Task[None]] = {}
+        self._promotions: dict[asyncio.Task[None], Promotion] = {}  # of background reads
         self._whole_task: asyncio.Task[None] | None = None
         self._comparison: asyncio.Task[None] | None = None
         self._tasks = OwnedTasks(HeadraceError)
@@ -115,6 +117,8 @@ class Fill:
             task = self._in_flight.get(block)
             if task is not None:
                 tasks[task] = None
+                if not intent.background and task in self._promotions:
+                    self._promotions[task].promote()
             elif not self._has(block):
                 is_full = len(run) >= self._limits.blocks
                 if run and (block != run[-1] + 1 or is_full or self._begins_segment(block)):
@@ -218,7 +222,11 @@ class Fill:
 
     def _launch(self, blocks: list[int], intent: ReadIntent) -> asyncio.Task[None]:
         first, stop = blocks[0], blocks[-1] + 1
+        if intent.background:
+            intent = replace(intent, promotion=Promotion())
         task = self._tasks.start(self._fetch(first, stop, intent))
+        if intent.promotion is not None:
+            self._promotions[task] = intent.promotion
         for block in range(first, stop):
             self._in_flight[block] = task
         task.add_done_callback(lambda done: self._land(range(first, stop), done))
@@ -227,6 +235,7 @@ class Fill:
     def _land(self, blocks: range, task: asyncio.Task[None]) -> None:
         for block in blocks:
             self._in_flight.pop(block, None)
+        self._promotions.pop(task, None)
         if not task.cancelled() and task.exception() is None and self.writer.complete:
             self._on_last_block(self)
 

@@ -147,7 +147,7 @@ class PeerReader:
     @asynccontextmanager
     async def enter(self, size_bytes: int, intent: ReadIntent) -> AsyncIterator[None]:
         """Hold a place among the reads in flight from peers."""
-        async with self._gate.enter(size_bytes, background=intent.background):
+        async with self._gate.enter(size_bytes, background=intent.background, promotion=intent.promotion):
             yield
 
     async def fetch(self, hop: Hop, wanted: FileRange) -> Arrived | HeadraceError:

@@ -89,7 +89,12 @@ class OriginSource:
             deadline = Deadline.after(left_s)
             is_probe = await circuit.admitted(self.key, deadline)
             left_s = deadline.left_s()
-            async with self.gate.enter(end - start, background=intent.background, read_class=read_class):
+            async with self.gate.enter(
+                end - start,
+                background=intent.background,
+                read_class=read_class,
+                promotion=intent.promotion,
+            ):
                 if not is_probe and not circuit.closed:
                     continue
                 deadline, began_s = Deadline.after(left_s), monotonic_s()

@@ -10,6 +10,7 @@ import pytest
 
 from headrace.base.errors import OriginUnavailableError
 from headrace.dataplane.concurrency import Gate, Window
+from headrace.dataplane.intent import Promotion
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -142,6 +143,47 @@ async def test_no_more_than_the_limit_are_inside_and_demand_goes_first() -> None
     leave.set()
     await asyncio.gather(first, *rest)
     assert order == ["first", "demand", "background"]
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_promoted_read_precedes_background_reads_and_has_one_place(cancelled: bool) -> None:
+    gate, order, promotion = Gate(Window(maximum=1), bytes_max=1 << 30), list[str](), Promotion()
+
+    async def one(name: str, promotion: Promotion | None = None) -> None:
+        async with gate.enter(1, background=True, promotion=promotion):
+            assert gate.in_flight == 1
+            order.append(name)
+            await asyncio.sleep(0)
+
+    async with gate.enter(1, background=False):
+        early = asyncio.ensure_future(one("early"))
+        promoted = asyncio.ensure_future(one("promoted", promotion))
+        late = asyncio.ensure_future(one("late"))
+        await asyncio.sleep(0)
+        promotion.promote()
+        promotion.promote()
+        if cancelled:
+            promoted.cancel()
+    await asyncio.gather(early, promoted, late, return_exceptions=True)
+    assert order == (["early", "late"] if cancelled else ["promoted", "early", "late"])
+    assert gate.in_flight == gate.bytes_in_flight == 0
+    async with gate.enter(1, background=False):
+        promotion.promote()  # later than its read: nothing waits
+
+
+async def test_a_read_that_was_promoted_before_it_came_is_no_background_read() -> None:
+    gate, promotion = Gate(Window(maximum=1), bytes_max=1 << 30), Promotion()
+    promotion.promote()
+    async with gate.enter(1, background=True):
+        reads = [
+            asyncio.ensure_future(gate.enter(1, background=True, promotion=which).__aenter__())
+            for which in (None, promotion)
+        ]
+        await asyncio.sleep(0)
+    await reads[1]
+    assert not reads[0].done()
+    gate._leave(1)
+    await reads[0]
 
 
 async def test_a_cancelled_waiter_gives_its_place_on() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -202,6 +203,56 @@ async def test_a_cancelled_load_ends_unless_others_want_the_file(world: ReadPath
         assert await other == len(body)
     assert origin.asked == ranges
     assert world.content(entry.id) == body
+
+
+def _has_begun(world: ReadPathFixture, id: FileId, blocks: int) -> bool:
+    """Return whether reads of so many blocks of a file are in flight, or wait at the gate."""
+    fill = world.reads._fills.get(id)
+    return fill is not None and len(fill._in_flight) == blocks
+
+
+class CountedOrigin(MemoryOrigin):
+    """Range reads are noted, and wait until each is let go."""
+
+    def __init__(self) -> None:
+        super().__init__("counted")
+        self.asked: list[tuple[str, int]] = []
+        self.turns = asyncio.Semaphore(0)
+
+    async def read_range(
+        self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
+    ) -> Arrived:
+        self.asked.append((key, start // MIB))
+        await self.turns.acquire()
+        return await super().read_range(key, start, end, version=version, deadline=deadline)
+
+
+async def test_a_reader_does_not_wait_for_loads_before_the_one_it_joins(world: ReadPathFixture) -> None:
+    """It waits for a range of a load, which waits behind other loads: then that range is the next one."""
+    origin = CountedOrigin()
+    world.namespace.mount_points.attach(Mount("/counted", "memory://", origin, 3600.0))
+    world.gate.window.maximum, world.gate.window.limit = 1, 1.0
+    bodies = {name: os.urandom(6 * MIB) for name in ("a", "b", "c")}
+    loads = []
+    for name, body in bodies.items():
+        origin.hold(name, body)
+    for name in bodies:
+        entry = await world.entry(f"counted/{name}")
+        loads.append(asyncio.ensure_future(world.reads.load(entry)))
+        await until(partial(_has_begun, world, entry.id, 6))
+    reader = asyncio.ensure_future(world.reads.fill(entry.id, 4 * MIB, 4 * MIB + 10, FOREGROUND))
+    await asyncio.sleep(0)
+    assert origin.asked == [("a", 0)]
+    origin.turns.release()
+    await until(lambda: len(origin.asked) == 2)
+    assert origin.asked[1] == ("c", 4)
+    for _ in range(8):
+        origin.turns.release()
+    await reader
+    await asyncio.gather(*loads)
+    assert sorted(origin.asked) == [(name, start) for name in bodies for start in (0, 2, 4)], "none twice"
+    for name, body in bodies.items():
+        assert world.content((await world.entry(f"counted/{name}")).id) == body
 
 
 async def test_writers_nobody_uses_are_closed(world: ReadPathFixture) -> None:
