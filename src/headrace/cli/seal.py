@@ -364,6 +364,8 @@ def remove(
         unmount_seal(mountpoint)  # while the session still keeps the name of the mountpoint
     places = node.catalogue.places(seal)
     node.catalogue.change_places(seal, lambda _: [])
+    for place in places:
+        node.unmount_unrecorded(place.mountpoint)
     if node.is_running:
         start = JobStart(kind="unseal", path="/", options={"seal": str(seal)})
         watch(start, node.socket, ("unseal", str(seal)), is_shown=False)

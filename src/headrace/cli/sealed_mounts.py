@@ -235,6 +235,21 @@ class SealNode:
             log_path = self.states[0].log if self.states else ""
             with lazy_layer(self.catalogue, record, node_socket=self.socket, log_path=log_path) as layer:
                 mount_seal(self.catalogue, record, self.folders, place, layer)
+            self.unmount_unrecorded(place.mountpoint)
+
+    def unmount_unrecorded(self, top: str) -> None:
+        """Unmount the seals at or below a directory that have no place there. A command that was killed left them under
+        another seal, and by now readers may meet them."""
+        from headrace.seal.catalogue import SealId
+        from headrace.seal.mounted import mountpoints
+        from headrace.seal.places import unmount_seal
+
+        for name, paths in mountpoints(self.catalogue).items():
+            with suppress(HeadraceError):  # its places can't be read
+                places = {place.mountpoint for place in self.catalogue.places(SealId.parse(name))}
+                for path in paths:
+                    if is_at_or_below(path, top) and path not in places:
+                        unmount_seal(path)
 
     def _keep_names(self, place: Place) -> None:
         """Have the session of the mount below a place keep its name, also if the origin has lost the directory."""

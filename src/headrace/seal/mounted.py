@@ -97,7 +97,23 @@ def _key(catalogue: Catalogue) -> str:
 
 
 def _views() -> list[tuple[str, str]]:
-    return [(row.mountpoint, row.source) for row in mount_table() if _is_view(row)]
+    """Return the mountpoints and devices of all seals that a path leads to."""
+    rows = mount_table()
+    by_id = {row.id: row for row in rows}
+    on: dict[int, list[str]] = {}
+    for row in rows:
+        on.setdefault(row.parent, []).append(row.mountpoint)
+    return [(row.mountpoint, row.source) for row in rows if _is_view(row) and not _is_covered(row, by_id, on)]
+
+
+def _is_covered(row: MountTableRow, by_id: dict[int, MountTableRow], on: dict[int, list[str]]) -> bool:
+    """Return whether a mount on a directory above hides a mount, or one that it is on. on: the mountpoints on each
+    mount, by its id."""
+    while (parent := by_id.get(row.parent)) is not None and parent.id != row.id:
+        if any(path != row.mountpoint and is_at_or_below(row.mountpoint, path) for path in on[row.parent]):
+            return True
+        row = parent
+    return False
 
 
 def _is_view(row: MountTableRow) -> bool:

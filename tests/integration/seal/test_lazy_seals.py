@@ -173,7 +173,7 @@ def test_a_removed_lazy_seal_leaves_nothing(host: Host) -> None:
     assert host.json("seal", "show", "all@1")["missing"] == 42
     host.ok("seal", "remove", "all@1")
     wait_until(lambda: not layers(host))
-    assert seals_below(str(host.base)) == [] and list(sealed.iterdir()) == []
+    assert seals_below(str(host.base)) == [] and (not sealed.exists() or os.listdir(sealed) == [])
     host.ok("down")
     host.assert_nothing_left()
 

@@ -16,7 +16,7 @@ from headrace.fuse import device
 from headrace.seal.inner_mounts import inner_mounts, opened_directory
 from headrace.seal.mounted import seals_below
 from headrace.seal.places import unmount_seal
-from tests.integration.cli.host import Host, wait_until
+from tests.integration.cli.host import Host, wait_until, with_settings
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
@@ -221,3 +221,29 @@ def test_kernels_that_mount_nothing_on_a_view_do_so_when_it_is_attached(
     finally:
         for path in reversed(seals_below(str(place))):
             device.unmount(path, detach=True)
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_command_that_is_killed_leaves_no_hidden_seal_in_the_way(host: Host, replaces: bool) -> None:
+    """It dies when the outer seal is mounted, and before what that one hides is unmounted."""
+    host.up()
+    first = bodies(host.truth)
+    host.ok("seal", host.mount / "images/0", "--in-place", "--as", "inner")
+    if replaces:
+        host.ok("seal", host.mount, "--in-place", "--as", "outer")
+    second = change(host, 1)
+    host.ok("seal", host.mount, "--as", "outer@2")
+    with with_settings(host, failpoint="seal.beneath"):
+        assert host.headrace("seal", "mount", "outer@2", "--in-place").returncode == -9
+    outer = first if replaces else second
+    assert bodies(host.mount) == merged(outer, ("images/0", first))
+    assert host.json("seal", "show", "inner@1")["mounted"] == str(host.mount / "images/0")
+    host.ok("seal", "remove", "inner@1")
+    assert bodies(host.mount) == outer
+    host.ok("seal", "mount", "outer@2", "--in-place")
+    assert bodies(host.mount) == second
+    change(host, 2)
+    for version in ("outer@2", *(["outer@1"] if replaces else [])):
+        host.ok("seal", "remove", version)
+    wait_until(lambda: bodies(host.mount) == bodies(host.truth))
+    assert seals_below(str(host.base)) == []
