@@ -122,6 +122,12 @@ def check_method(function: Any, where: str) -> None:
     check.complete()
 
 
+def is_a(value: object, kinds: type | tuple[type, ...]) -> bool:
+    """Return whether the type of an object is one of these, or derived from one. isinstance() would ask the object for
+    its class: that may run code of the program, and say something else."""
+    return issubclass(type(value), kinds)
+
+
 def is_trusted(module: object) -> bool:
     """Return whether the code of a module keeps no state, by its name."""
     return isinstance(module, str) and module.partition(".")[0] in _TRUSTED
@@ -132,6 +138,7 @@ class _Check:
 
     def __init__(self, stood_for: dict[int, Any]) -> None:
         self._seen: dict[int, Any] = dict(stood_for)  # the objects, too, so that no id is used again
+        self._shared: dict[int, Any] = {}
         self._checked: dict[tuple[int, str], Any] = {}
         self._names: set[str] = set(_CALLED_BY_COPY)
         self._known_classes: set[type] = set()
@@ -168,17 +175,19 @@ class _Check:
     def _object(self, value: Any) -> Iterator[Any]:
         """Check one object that is copied, and yield those that are copied with it."""
         kind = type(value)
-        if isinstance(value, (*_ATOMS, Enum)):
+        if is_a(value, (*_ATOMS, Enum)):
             return
-        if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType, property)):
+        if is_a(value, (type, types.FunctionType, types.BuiltinFunctionType, property)):
             self.value(value, f"{_named(value)} within the sampler")
-        elif isinstance(value, types.MethodType):
+        elif is_a(value, types.MethodType):
             self.function(value.__func__, _named(value), is_method=True)
             yield value.__self__
-        elif isinstance(value, weakref.ReferenceType):
+        elif is_a(value, weakref.ReferenceType):
             if value() is not None:
                 raise SharesState(f"a weak reference to an object of the type {_named(type(value()))}")
-        elif isinstance(value, (types.ModuleType, types.GeneratorType)):
+        elif kind in weakref.ProxyTypes:
+            raise SharesState("an object, by a proxy of the module weakref")
+        elif is_a(value, (types.ModuleType, types.GeneratorType)):
             return  # deepcopy raises an error
         elif kind in (list, tuple, set, frozenset):
             if not _is_of_atoms(value):
@@ -220,23 +229,26 @@ class _Check:
 
     def value(self, value: Any, where: str) -> None:
         """Raise SharesState unless a shared object is harmless."""
-        if isinstance(value, (*_ATOMS, Enum)):
+        if is_a(value, (*_ATOMS, Enum)) or id(value) in self._shared:
             return
-        if isinstance(value, (tuple, frozenset)):
-            for part in value:
+        self._shared[id(value)] = value
+        self._bound()
+        if is_a(value, (tuple, frozenset)):
+            iterate = tuple.__iter__ if is_a(value, tuple) else frozenset.__iter__
+            for part in iterate(value):
                 self.value(part, where)
-        elif isinstance(value, types.FunctionType):
+        elif is_a(value, types.FunctionType):
             self.function(value, where)
-        elif isinstance(value, types.MethodType):
+        elif is_a(value, types.MethodType):
             self.value(value.__self__, where)
             self.function(value.__func__, where, is_method=True)
-        elif isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
+        elif is_a(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
             self._builtin(value, where)
-        elif isinstance(value, type):
+        elif is_a(value, type):
             self._class(value, is_made=True)
-        elif isinstance(value, types.ModuleType):
+        elif is_a(value, types.ModuleType):
             self._modules[id(value)] = value
-        elif isinstance(value, functools.partial):
+        elif is_a(value, functools.partial):
             for part in (value.func, *value.args, *value.keywords.values()):
                 self.value(part, where)
         elif not (_is_put_back(value) or _is_constant_of_package(value)):
@@ -246,7 +258,7 @@ class _Check:
         owner = getattr(value, "__self__", None)
         if _is_put_back(owner):
             return
-        if owner is not None and not isinstance(owner, (types.ModuleType, type)):
+        if owner is not None and not is_a(owner, (types.ModuleType, type)):
             self.value(owner, where)
         elif not is_trusted(getattr(value, "__module__", None) or getattr(owner, "__module__", None)):
             raise SharesState(f"{where}, which is not written in Python")
@@ -260,7 +272,7 @@ class _Check:
             return
         self._checked[key] = function
         self._bound()
-        if not isinstance(function, types.FunctionType):
+        if not is_a(function, types.FunctionType):
             self.value(function, where)
             return
         name = _named(function)
@@ -283,14 +295,14 @@ class _Check:
                 held = cell.cell_contents
             except ValueError:
                 continue  # it has no value yet
-            if not is_foreign or isinstance(held, (types.FunctionType, types.MethodType)):
+            if not is_foreign or is_a(held, (types.FunctionType, types.MethodType)):
                 # a decorator of a known package holds the function of the program
                 self._held(held, f"the variable {variable} around {name}", is_method=is_method and is_foreign)
 
     def _held(self, value: Any, where: str, *, is_method: bool) -> None:
-        if isinstance(value, type) and where.startswith("the variable __class__ "):  # of super()
+        if is_a(value, type) and where.startswith("the variable __class__ "):  # of super()
             self._class(value, is_made=False)
-        elif isinstance(value, types.FunctionType):
+        elif is_a(value, types.FunctionType):
             self.function(value, where, is_method=is_method)
         else:
             self.value(value, where)
@@ -344,7 +356,7 @@ class _Check:
             for function, is_method in _functions_of(member):
                 if is_used:
                     self.function(function, where, is_method=is_method)
-            if not (is_special or isinstance(member, _DESCRIPTORS)) and not list(_functions_of(member)):
+            if not (is_special or is_a(member, _DESCRIPTORS)) and not list(_functions_of(member)):
                 self._data(kind, name, member, where)
 
     def _data(self, kind: type, name: str, member: Any, where: str) -> None:
@@ -384,13 +396,13 @@ class _Check:
 
 def _functions_of(member: Any) -> Iterator[tuple[Any, bool]]:
     """Yield the functions that an attribute of a class calls, and whether each gets the object."""
-    if isinstance(member, types.FunctionType):
+    if is_a(member, types.FunctionType):
         yield member, True
-    elif isinstance(member, (staticmethod, classmethod)):
+    elif is_a(member, (staticmethod, classmethod)):
         yield member.__func__, False
-    elif isinstance(member, property):
+    elif is_a(member, property):
         yield from ((part, True) for part in (member.fget, member.fset, member.fdel) if part is not None)
-    elif isinstance(member, functools.cached_property):
+    elif is_a(member, functools.cached_property):
         yield member.func, True
 
 
@@ -403,7 +415,7 @@ def _parts_of_trusted(value: Any) -> Iterator[Any]:
             yield from value.ravel().tolist()
     elif root in ("builtins", "itertools", "functools", "collections", "operator", "types", "_functools"):
         yield from (part for part in gc.get_referents(value) if part is not kind)
-    elif not isinstance(value, (type, Enum, logging.Logger)):
+    elif not is_a(value, (type, Enum, logging.Logger)):
         yield from (getattr(value, "__dict__", None) or {}).values()
 
 
@@ -439,12 +451,12 @@ def _is_constant_of_package(value: Any) -> bool:
         "dataclasses",
     ):
         return not hasattr(value, "prec")  # the context of decimals changes
-    if numpy is not None and isinstance(value, (numpy.generic, numpy.dtype, numpy.ufunc)):
+    if numpy is not None and is_a(value, (numpy.generic, numpy.dtype, numpy.ufunc)):
         return True
-    if torch is not None and isinstance(value, (torch.dtype, torch.device, torch.layout)):
+    if torch is not None and is_a(value, (torch.dtype, torch.device, torch.layout)):
         return True
     if root in ("numpy", "torch"):
-        return callable(value) and not isinstance(value, getattr(torch.nn, "Module", ()) if torch else ())
+        return callable(value) and not is_a(value, getattr(torch.nn, "Module", ()) if torch else ())
     return False
 
 

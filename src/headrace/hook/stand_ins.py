@@ -10,12 +10,14 @@ import sys
 from types import FunctionType, MethodType
 from typing import Any
 
-from .copied_code import SharesState, check_method
+from .copied_code import SharesState, check_method, is_a
 
 BYTES_MAX = 256 << 20
 """Largest array or tensor that is copied."""
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes, range))
 _DEPTH_MAX = 8
+PARTS_MAX = 1_000_000
+"""Lists and the like within lists of data sets that are copied, a few µs each. One that is met again counts again."""
 _MISSING = object()
 
 
@@ -24,6 +26,13 @@ class RefusedParts:
 
     def __init__(self) -> None:
         self.first: SharesState | None = None
+        self._parts = 0
+
+    def count_part(self, depth: int) -> None:
+        """Count what is copied. Raise the error for lists that are too deep, or have too many lists."""
+        self._parts += 1
+        if depth > _DEPTH_MAX or self._parts > PARTS_MAX:
+            raise self.note("deep or large lists of a data set")
 
     def note(self, reason: str) -> SharesState:
         """Return the error that says what is refused."""
@@ -42,6 +51,8 @@ def stand_in_for(value: Any, refusals: RefusedParts, depth: int = 0) -> Any:
     kind = type(value)
     if kind in _ATOMS:
         return value
+    if kind in (list, tuple, set, frozenset, dict):
+        refusals.count_part(depth)
     if kind in (list, tuple, set, frozenset):
         return (
             value.copy() if _is_flat(value) and kind is not tuple else _copied_parts(value, refusals, depth)
@@ -74,8 +85,6 @@ def _is_flat(values: Any) -> bool:
 
 
 def _copied_parts(values: Any, refusals: RefusedParts, depth: int) -> Any:
-    if depth > _DEPTH_MAX:
-        raise refusals.note("deep lists of a data set")
     if all(type(value) is tuple and _is_flat(value) for value in values):
         return type(values)(values)
     return type(values)(stand_in_for(value, refusals, depth + 1) for value in values)
@@ -83,9 +92,8 @@ def _copied_parts(values: Any, refusals: RefusedParts, depth: int) -> Any:
 
 def _is_data_set(value: Any) -> bool:
     torch_data = sys.modules["torch.utils.data"]
-    return isinstance(value, torch_data.Dataset) or (
-        hasattr(type(value), "__getitem__") and hasattr(value, "__len__")
-    )
+    kind = type(value)
+    return is_a(value, torch_data.Dataset) or (hasattr(kind, "__getitem__") and hasattr(kind, "__len__"))
 
 
 class _DataSetStandIn:

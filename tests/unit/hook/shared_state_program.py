@@ -360,6 +360,31 @@ class HoldsReference(Own):
         return rng.randrange(COUNT)
 
 
+class Draws:
+    def draw(self) -> int:
+        return RNG.randrange(COUNT)
+
+
+class CalledNumber(Draws):
+    """Says that it is a number, as lazy objects do."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return int
+
+
+class Holding(Own):
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
+
+    def draw(self) -> int:
+        return int(self.held.draw())
+
+
+DRAWS = Draws()
+
+
 class SharedDraws:
     """Stays itself where something that has it is copied."""
 
@@ -530,6 +555,10 @@ SHARING: dict[str, Callable[[], Any]] = {
     )
 }
 SHARING |= {"closure": of_closure, "closure that counts": counting_in_closure, "batches": within_batches}
+SHARING |= {
+    "proxy": lambda: Holding(weakref.proxy(DRAWS)),
+    "called a number": lambda: Holding(CalledNumber()),
+}
 SHARING |= {"wrapper": lambda: _KNOWN_PACKAGE["Wrapping"](Inner())}
 """Samplers that share state with the program, so that they have no plan."""
 HARMLESS: dict[str, Callable[[], Any]] = {

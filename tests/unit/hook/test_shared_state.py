@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from headrace.hook import copied_code
+from headrace.hook.copied_code import check_copy
 from headrace.hook.samplers import NotPlannable, learn, next_epoch
 from tests.unit.hook import shared_state_program
 from tests.unit.hook.hooked_programs import run, silent_node
@@ -105,4 +106,49 @@ def test_a_list_of_all_batches_is_no_reason_to_refuse() -> None:
     assert learn(sampler, iterator, world=1).indices.tolist() == list(iterator)
     sampler.batches = [[[number]] for number in range(copied_code.OBJECTS_MAX)]
     with pytest.raises(NotPlannable, match="too many objects"):
+        learn(sampler, iter(sampler), world=1)
+
+
+class Untouchable:
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(name)
+
+
+def test_the_check_asks_no_object_for_an_attribute() -> None:
+    assert check_copy(shared_state_program.Holding(Untouchable()), stood_for={})
+
+
+def doubled(build: Callable[[Any], Any], times: int) -> Any:
+    value: Any = build(())
+    for _ in range(times):
+        value = build((value, value))
+    return value
+
+
+PAIRS = doubled(lambda parts: parts, 60)
+
+
+class OfPairs(shared_state_program.Own):
+    def draw(self) -> int:
+        return len(PAIRS)
+
+
+@pytest.mark.timeout(60)
+def test_shared_objects_are_looked_at_once() -> None:
+    """Each pair has the one before twice."""
+    sampler = OfPairs()
+    iterator = iter(sampler)
+    assert learn(sampler, iterator, world=1).indices.tolist() == list(iterator)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("build", "times"),
+    [(lambda parts: dict(enumerate(parts)), 60), (list, 60), (lambda parts: [*parts] * 500, 8)],
+    ids=["dicts", "lists", "long lists"],
+)
+def test_deep_and_large_parts_of_a_data_set_are_refused(build: Callable[[Any], Any], times: int) -> None:
+    sampler: Any = shared_state_program.WithHarmlessFunctions()
+    sampler.data_source.weights = doubled(build, times)
+    with pytest.raises(NotPlannable, match="deep or large lists of a data set"):
         learn(sampler, iter(sampler), world=1)
