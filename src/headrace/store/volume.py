@@ -70,7 +70,20 @@ def map_path(directory: str, id: int) -> str:
 
 
 def take_lock(path: str, subject: str) -> int:
-    """Return a descriptor that holds the lock until it is closed. StoreBusyError names the pid that holds it."""
+    """Return a descriptor that holds the lock until it is closed. A file that a failed start removes meanwhile locks
+    nothing. StoreBusyError names the pid that holds the lock. Raises OSError."""
+    fd = _locked(path, subject)
+    while os.fstat(fd).st_nlink == 0:
+        os.close(fd)
+        fd = _locked(path, subject)
+    with contextlib.suppress(OSError):  # the disk may be full, and the pid is only a help
+        pid_line = f"{os.getpid()}\n".encode()
+        os.pwrite(fd, pid_line, 0)
+        os.ftruncate(fd, len(pid_line))  # after the write, so that the file keeps its block
+    return fd
+
+
+def _locked(path: str, subject: str) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,10 +95,6 @@ def take_lock(path: str, subject: str) -> int:
             why=f"process {holder} holds it",
             hint="stop that node, or use another cache directory",
         ) from error
-    with contextlib.suppress(OSError):  # the disk may be full, and the pid is only a help
-        pid_line = f"{os.getpid()}\n".encode()
-        os.pwrite(fd, pid_line, 0)
-        os.ftruncate(fd, len(pid_line))  # after the write, so that the file keeps its block
     return fd
 
 
@@ -122,9 +131,11 @@ class Volume:
             os.makedirs(files_folder(self.folder), mode=0o700, exist_ok=True)
             self._probe()
             self._cut_to(os.statvfs(self.folder))
+            self._lock_fd = take_lock(f"{self.folder}/lock", f"cache volume {self.folder}")
+        except StoreBusyError:
+            raise
         except OSError as error:
             raise _unusable(self.folder, error) from error
-        self._lock_fd = take_lock(f"{self.folder}/lock", f"cache volume {self.folder}")
         self._folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.written.load()
         try:

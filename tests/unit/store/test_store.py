@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -11,6 +13,7 @@ from headrace.base.beneath import Root
 from headrace.base.cache_names import data_name
 from headrace.base.errors import EvictedError, NoSpaceError, PathNotFoundError, StoreBusyError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, FileId, ObjectMetadata, Version
+from headrace.node.cache import remove_new_cache
 from headrace.store.checksum import block_checksum
 from headrace.store.object_metadata import noted
 from headrace.store.reader import CacheReader
@@ -255,6 +258,29 @@ def test_two_nodes_do_not_share_a_volume(open_store: OpenStore, tmp_path: Path) 
         open_store()
     with pytest.raises(StoreError):
         Volume(1, "/proc/nowhere", MIB, "").open()
+
+
+def test_a_cache_that_a_failed_start_removes_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is removed between the open of the lock's file and the lock. Another start may create the cache again."""
+    folder = str(tmp_path / "new")
+    os.mkdir(folder, 0o700)
+    lock = fcntl.flock
+
+    def remove_first(fd: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        remove_new_cache(folder)
+        lock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    with pytest.raises(StoreError, match=re.escape(folder)):
+        Volume(0, folder, MIB, "").open()
+    other = Volume(0, folder, MIB, "")
+    other.open()
+    with pytest.raises(StoreBusyError):
+        Volume(0, folder, MIB, "").open()
+    other.close()
 
 
 def test_fsck_finds_and_repairs(open_store: OpenStore) -> None:
