@@ -14,6 +14,8 @@ import pytest
 
 from headrace.cli.examples import FIELDS
 from headrace.cli.exit_codes import SOME_FAILED
+from headrace.config.secret_options import option_words
+from headrace.testing.servers import S3Server
 from tests.integration.cli.conftest import MakeHost
 from tests.integration.cli.host import MIB, Host, wait_until
 
@@ -95,6 +97,22 @@ def test_an_empty_origin_is_attached_with_a_warning(up: Host) -> None:
     assert up.headrace("mount", "add", "/images", up.truth / "images").stderr == ""
     for path in ("/empty", "/images"):
         up.ok("mount", "remove", path)
+
+
+def test_a_bucket_or_a_prefix_that_does_not_exist_is_named(up: Host, seaweed: S3Server) -> None:
+    words = option_words(seaweed.options(), str(up.base))
+    url = seaweed.url("nowhere")
+    done = up.headrace("mount", "add", "/prefix", url, *words)
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        f"headrace: {url} is empty or does not exist: look at its name if files are expected"
+    ]
+    up.ok("mount", "remove", "/prefix")
+    refused = up.headrace("mount", "add", "/bucket", "s3://no-such-bucket/data", *words)
+    assert refused.returncode != 0
+    (line,) = refused.stderr.splitlines()
+    assert "no-such-bucket" in line
+    assert "/bucket" not in [row["path"] for row in up.json("mount", "list")]
 
 
 def test_a_directory_is_attached_from_the_working_directory_of_the_command(up: Host) -> None:
