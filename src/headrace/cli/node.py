@@ -48,7 +48,7 @@ def run(
     """
     from headrace.base.places import check_places
     from headrace.cli.process import error_of
-    from headrace.cli.start_folders import StartFolders
+    from headrace.cli.start_folders import StartFolders, removed_if_it_fails
     from headrace.cli.state import remove_state, write_state
     from headrace.config.load import check_cache_parents, load
     from headrace.node.node import run_node
@@ -65,14 +65,12 @@ def run(
         lowered.hand_over_folders(settings, account)
         account.result_of(lowered.check_program)
         account.become()
-    folders = StartFolders(settings)
-    folders.create()
     state = RunState(kind="node", pid=os.getpid(), node_pid=os.getpid(), socket=settings.socket_path)
     state.cache = [volume.folder for volume in settings.cache]
     reading, writing = os.pipe()
     failed: list[dict[str, Any]] = []
 
-    def wait_ready() -> None:
+    def wait_ready(folders: StartFolders) -> None:
         with open(reading, "rb") as source:
             answer = jsons.loads(source.readline() or b"{}")
         if "error" in answer:
@@ -82,16 +80,17 @@ def run(
             write_state(settings.run_folder, state)
             print_json(answer) if json else say(f"ready: {answer['socket']}")
 
-    # daemon: a node that did not start writes nothing, and its thread must not delay the exit
-    listener = threading.Thread(target=wait_ready, name="ready", daemon=True)
-    listener.start()
-    _log_to_stderr(settings.log_level)
-    try:
-        status = run_node(settings, ready_fd=writing)
-    finally:
-        remove_state(settings.run_folder, state.pid)
-    listener.join(5)
-    folders.remove_unless_started()
+    with removed_if_it_fails(settings, log="") as folders:
+        folders.create()
+        # daemon: a node that did not start writes nothing, and its thread must not delay the exit
+        listener = threading.Thread(target=wait_ready, args=(folders,), name="ready", daemon=True)
+        listener.start()
+        _log_to_stderr(settings.log_level)
+        try:
+            status = run_node(settings, ready_fd=writing)
+        finally:
+            remove_state(settings.run_folder, state.pid)
+        listener.join(5)
     if failed:
         raise error_of(failed[0])
     raise typer.Exit(status)

@@ -73,6 +73,16 @@ def test_a_failed_start_leaves_nothing(host: Host, missing: str) -> None:
         assert [path.suffix for path in host.run_folder.glob("*")] in ([], [".log"])
 
 
+@pytest.mark.parametrize("words", [("up", "TRUTH"), ("node", "run")])
+def test_a_cache_that_can_not_be_created_takes_the_others_with_it(host: Host, words: tuple[str, ...]) -> None:
+    (host.base / "no directory").touch()
+    before = names(host)
+    command = [host.truth if word == "TRUTH" else word for word in words]
+    caches = [f"--cache={host.base / name}:1GiB" for name in ("a", "no directory/b")]
+    assert f"{host.base}/no directory/b" in refusal(host, *command, *caches)
+    assert [name for name in names(host) if name != "run"] == before
+
+
 @pytest.mark.fuse
 def test_a_failed_start_leaves_what_was_there(host: Host) -> None:
     """A cache that was there before keeps its files, and an empty directory stays."""
