@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable
+from functools import partial
 
 from headrace.base.beneath import SafePath
 from headrace.base.cancel import Cancel
@@ -73,11 +74,12 @@ class WritableOperations(NamespaceOperations):
 
         return self._throttled(self._changing(work))
 
-    def open(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
+    def open(self, unique: int, node: int, request: bytearray) -> Answer | Deferred | DiskTask:
         flags, open_flags = abi.OPEN_IN.unpack_from(request, 40)
         if node & UPPER:
             drop = bool(open_flags & abi.OPEN_KILL_SUIDGID)
-            return self._open_upper(unique, node, flags, drop_set_ids=drop)
+            work = partial(self._open_upper, unique, node, flags, drop_set_ids=drop)
+            return self._shortened.before_open(node, work) if flags & os.O_TRUNC else work()
         if not flags & _WRITES:
             return super().open(unique, node, request)
         path = self._path_to_change(node)
@@ -261,7 +263,7 @@ class WritableOperations(NamespaceOperations):
 
     # ------------------------------------------------------------ attributes
 
-    def setattr(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
+    def setattr(self, unique: int, node: int, request: bytearray) -> Answer | Deferred | DiskTask:
         fields = abi.SETATTR_IN.unpack_from(request, 40)
 
         def work() -> Answer:
@@ -280,7 +282,9 @@ class WritableOperations(NamespaceOperations):
                 self._record_changes([path])
                 return self._encode.stat_attr_reply(unique, node, as_given(pin.fstat(), pin.proc_path))
 
-        return self._changing(work, stale_after_copy=True)
+        change = partial(self._changing, work, stale_after_copy=True)
+        valid, size_bytes = fields[0], fields[3]
+        return self._shortened.before(node, size_bytes, change) if valid & abi.FATTR_SIZE else change()
 
     def getxattr(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         size, _ = abi.XATTR_IN.unpack_from(request, 40)

@@ -42,6 +42,7 @@ from headrace.fuse.operations import (
     PendingRead,
 )
 from headrace.fuse.removed_files import RemovedFiles
+from headrace.fuse.shortened_files import ShortenedFiles
 from headrace.fuse.upper_files import UpperFiles
 from headrace.overlay.copy_up import NeedsContentError
 from headrace.overlay.dirty_throttle import DirtyThrottle
@@ -100,6 +101,7 @@ class NamespaceOperations(Operations):
         self._throttle = DirtyThrottle(tree.upper.pressure_path)
         self._owner_of = single_owner_of if MARKS.single_owner else owner_of
         self._open_files = UpperFiles(inodes, kernel.register)
+        self._shortened = ShortenedFiles(tree, self._open_files, self._path)
         self._encode = codec.AttributeEncoder(
             uid=os.getuid(),
             gid=os.getgid(),

@@ -164,7 +164,7 @@ class Operations:
 
     # ------------------------------------------------------------ files
 
-    def open(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
+    def open(self, unique: int, node: int, request: bytearray) -> Answer | Deferred | DiskTask:
         backing_id = self._inodes.open_hit(node)
         if backing_id:
             self._client.touch(FileId(node & FILE_ID_MAX), *abi.CALLER_PID.unpack_from(request))

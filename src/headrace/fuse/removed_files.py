@@ -87,6 +87,11 @@ def close_last(fd: int) -> Answer | DiskTask:
     return DiskTask(lambda: _closed(fd))
 
 
+def loses_many_bytes(status: os.stat_result, size_bytes: int) -> bool:
+    """Return whether a file that gets this size frees more bytes than the hot thread should."""
+    return status.st_blocks * _STAT_BLOCK_BYTES - size_bytes > FREED_AT_ONCE_BYTES
+
+
 def _closed(fd: int) -> Answer:
     os.close(fd)
     return 0
@@ -100,7 +105,7 @@ def _is_large(status: os.stat_result | Hidden | None) -> bool:
 
 
 def _has_many_bytes(status: os.stat_result) -> bool:
-    return status.st_blocks * _STAT_BLOCK_BYTES > FREED_AT_ONCE_BYTES
+    return loses_many_bytes(status, 0)
 
 
 def _pinned(path: SafePath) -> int:

@@ -1,4 +1,5 @@
-"""A call that removes a large file takes its name at once; the bytes are freed in the pool, before its answer."""
+"""A call that removes a large file takes its name at once; the bytes are freed in the pool, before its answer. So are
+those that a file loses which is shortened."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.cancel import Cancel
+from headrace.fuse import abi
 from headrace.fuse.abi import Opcode
 from headrace.fuse.namespace_ops import NamespaceOperations
 from headrace.fuse.operations import DiskTask
@@ -226,3 +228,93 @@ def test_without_a_descriptor_the_change_frees_the_file(
     monkeypatch.setattr("headrace.fuse.removed_files._pinned", lambda path: -1)
     assert unlink(writable, "new") == 0
     assert not path.exists()
+
+
+# ------------------------------------------------------------ files that are shortened
+
+
+def truncating_open(mount: MemoryMount, node: int) -> object:
+    return mount.begin(Opcode.OPEN, node, layout.OpenIn(os.O_WRONLY | os.O_TRUNC), unique=UNIQUE)
+
+
+def set_size(mount: MemoryMount, node: int, size_bytes: int) -> object:
+    body = layout.SetattrIn(valid=abi.FATTR_SIZE, size=size_bytes)
+    return mount.begin(Opcode.SETATTR, node, body, unique=UNIQUE)
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_an_open_that_empties_a_large_file_does_so_in_the_pool(writable: MemoryMount, opened: bool) -> None:
+    path = make_file(writable, "new")
+    node = writable.kernel.node("new")
+    held = [writable.kernel.open(node, os.O_RDWR)] if opened else []
+    answer = truncating_open(writable, node)
+    assert isinstance(answer, DiskTask)
+    assert path.stat().st_size == LARGE_BYTES, "it is not emptied in the hot thread"
+    reply = writable.finish(answer)
+    assert isinstance(reply, bytes)
+    assert (path.stat().st_size, path.stat().st_blocks) == (0, 0)
+    fh = layout.OpenOut.from_buffer_copy(reply, 16).fh
+    writable.kernel.write(node, b"again")
+    assert path.read_bytes() == b"again"
+    for handle in (fh, *(out.fh for out in held)):
+        writable.kernel.release(node, handle)
+    assert openings(path) == 0
+
+
+@pytest.mark.parametrize("size_bytes", [0, 2, 4096])
+def test_an_open_large_file_is_shortened_in_the_pool(writable: MemoryMount, size_bytes: int) -> None:
+    path = make_file(writable, "new")
+    node = writable.kernel.node("new")
+    opened = writable.kernel.open(node, os.O_RDWR)
+    answer = set_size(writable, node, size_bytes)
+    assert isinstance(answer, DiskTask)
+    assert path.stat().st_size == LARGE_BYTES
+    assert isinstance(writable.finish(answer), bytes)
+    assert path.read_bytes() == b"new".ljust(size_bytes, b"\0")[:size_bytes]
+    assert writable.kernel.attributes(node).size == size_bytes
+    writable.kernel.release(node, opened.fh)
+    assert openings(path) == 0
+
+
+def test_what_loses_few_bytes_is_shortened_at_once(writable: MemoryMount) -> None:
+    path = make_file(writable, "new", 1 << 20)
+    node = writable.kernel.node("new")
+    assert isinstance(truncating_open(writable, node), bytes)
+    os.truncate(path, 10 * LARGE_BYTES)  # a hole
+    assert isinstance(set_size(writable, node, 5), bytes)
+    assert path.stat().st_size == 5
+    os.posix_fallocate(descriptor := os.open(path, os.O_RDWR), 0, LARGE_BYTES)
+    os.close(descriptor)
+    assert isinstance(set_size(writable, node, LARGE_BYTES - 4096), bytes)
+    assert path.stat().st_size == LARGE_BYTES - 4096
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_large_file_that_is_gone_is_not_emptied(writable: MemoryMount, replaced: bool) -> None:
+    path = make_file(writable, "new")
+    node = writable.kernel.node("new")
+    kept = Path(writable.client.folder, "kept")
+    path.rename(kept)
+    if replaced:
+        make_file(writable, "new")
+    assert truncating_open(writable, node) == errno.ESTALE
+    assert kept.stat().st_size == LARGE_BYTES
+    assert not replaced or path.stat().st_size == LARGE_BYTES
+
+
+def test_an_error_of_the_disk_is_that_of_the_open(
+    writable: MemoryMount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_file(writable, "new")
+    node = writable.kernel.node("new")
+    answer = truncating_open(writable, node)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.fuse.shortened_files.os.ftruncate", fail)
+        assert isinstance(answer, DiskTask)
+        assert writable.finish(answer) == errno.EIO
+    assert openings(path) == 0
+    assert path.stat().st_size == LARGE_BYTES
