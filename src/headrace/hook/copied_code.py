@@ -176,6 +176,7 @@ class _Check:
         """Check one object that is copied, and yield those that are copied with it."""
         kind = type(value)
         if is_a(value, (*_ATOMS, Enum)):
+            self._derived(value)
             return
         if is_a(value, (type, types.FunctionType, types.BuiltinFunctionType, property)):
             self.value(value, f"{_named(value)} within the sampler")
@@ -229,10 +230,15 @@ class _Check:
 
     def value(self, value: Any, where: str) -> None:
         """Raise SharesState unless a shared object is harmless."""
-        if is_a(value, (*_ATOMS, Enum)) or id(value) in self._shared:
+        if type(value) in _ATOM_TYPES or id(value) in self._shared:
             return
         self._shared[id(value)] = value
         self._bound()
+        self._derived(value)
+        if not is_a(value, (*_ATOMS, Enum)):
+            self._value(value, where)
+
+    def _value(self, value: Any, where: str) -> None:
         if is_a(value, (tuple, frozenset)):
             iterate = tuple.__iter__ if is_a(value, tuple) else frozenset.__iter__
             for part in iterate(value):
@@ -253,6 +259,14 @@ class _Check:
                 self.value(part, where)
         elif not (_is_put_back(value) or _is_constant_of_package(value)):
             raise SharesState(f"{where}, of the type {_named(type(value))}")
+
+    def _derived(self, value: Any) -> None:
+        """Check the methods of a member of an enumeration, or of a number, text or tuple of a class of the program."""
+        kind = type(value)
+        if is_a(value, (Enum, int, float, complex, str, bytes, tuple, frozenset)) and not is_trusted(
+            kind.__module__
+        ):
+            self._class(kind, is_made=False)
 
     def _builtin(self, value: Any, where: str) -> None:
         owner = getattr(value, "__self__", None)
@@ -295,7 +309,11 @@ class _Check:
                 held = cell.cell_contents
             except ValueError:
                 continue  # it has no value yet
-            if not is_foreign or is_a(held, (types.FunctionType, types.MethodType)):
+            if is_foreign and type(held) is dict:  # of functools.singledispatch
+                for part in held.values():
+                    if is_a(part, types.FunctionType):
+                        self.function(part, _named(part))
+            elif not is_foreign or is_a(held, (types.FunctionType, types.MethodType)):
                 # a decorator of a known package holds the function of the program
                 self._held(held, f"the variable {variable} around {name}", is_method=is_method and is_foreign)
 

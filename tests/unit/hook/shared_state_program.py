@@ -19,7 +19,7 @@ import random
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -373,6 +373,83 @@ class CalledNumber(Draws):
         return int
 
 
+class DrawingText(Draws, str):
+    pass
+
+
+class DrawingNumber(int):
+    def __add__(self, other: int) -> int:
+        return RNG.randrange(COUNT)
+
+
+class DrawingPair(tuple[int, int]):
+    def draw(self) -> int:
+        return RNG.randrange(COUNT)
+
+
+class DrawingMode(Draws, enum.Enum):
+    ONE = 1
+
+
+@functools.singledispatch
+def drawn_for(number: object) -> int:
+    return 0
+
+
+@drawn_for.register
+def _(number: int) -> int:
+    return RNG.randrange(COUNT)
+
+
+class ByDispatch(Own):
+    def draw(self) -> int:
+        return drawn_for(5)
+
+
+class Adding(Own):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def draw(self) -> int:
+        return self.number + 1
+
+
+PAIR = DrawingPair((1, 2))
+
+
+class OfPair(Own):
+    def draw(self) -> int:
+        return PAIR.draw()
+
+
+class Size(NamedTuple):
+    width: int
+    height: int = 2
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+SIZE = Size(3)
+
+
+class OfConstants(Own):
+    """Uses named tuples and members of enumerations, of its own and of its module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = Size(5)
+        self.level = Level.HIGH
+
+    def draw(self) -> int:
+        return self.rng.randrange(
+            SIZE.width * self.size.height * self.size._replace(width=1).width + Level.LOW
+        )
+
+
 class Holding(Own):
     def __init__(self, held: Any) -> None:
         super().__init__()
@@ -559,6 +636,8 @@ SHARING |= {
     "proxy": lambda: Holding(weakref.proxy(DRAWS)),
     "called a number": lambda: Holding(CalledNumber()),
 }
+SHARING |= {"text": lambda: Holding(DrawingText()), "number": lambda: Adding(DrawingNumber(3))}
+SHARING |= {"dispatch": ByDispatch, "pair": OfPair, "member": lambda: Holding(DrawingMode.ONE)}
 SHARING |= {"wrapper": lambda: _KNOWN_PACKAGE["Wrapping"](Inner())}
 """Samplers that share state with the program, so that they have no plan."""
 HARMLESS: dict[str, Callable[[], Any]] = {
@@ -566,6 +645,7 @@ HARMLESS: dict[str, Callable[[], Any]] = {
     "own of all kinds": OwnOfAllKinds,
     "harmless functions": WithHarmlessFunctions,
     "by class": ByClass,
+    "constants": OfConstants,
     "derived from torch's": OfTorch,
     "buckets": Buckets,
     "data class": OfFields,
