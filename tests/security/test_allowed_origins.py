@@ -188,6 +188,7 @@ async def test_who_asks_from_elsewhere_attaches_less_than_the_operator_of_the_ho
     )
     for name in ("a", "a/below", "listed", "other"):
         (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
     node = await Node.start(config)
     try:
         for path, folder in (("/1", "a/below"), ("/2", "listed")):

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,26 @@ from tests.security.nobody import BECOME_NOBODY
 pytestmark = pytest.mark.root
 
 
-def imitate(*words: str) -> subprocess.Popen[bytes]:
-    """A process of another user with a command line of its choice, that prints when it gets SIGTERM."""
+Imitate = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def imitate() -> Iterator[Imitate]:
+    """Start processes of another user with a command line of its choice, that print when they get SIGTERM."""
+    started: list[subprocess.Popen[bytes]] = []
+    yield lambda *words: _imitator(words, started)
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def _imitator(words: tuple[str, ...], started: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
     program = (
         f"import signal; {BECOME_NOBODY}; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]);"
         "print('.', flush=True); signal.sigwait([signal.SIGTERM]); print('terminated')"
     )
     process = subprocess.Popen([sys.executable, "-c", program, "-P", "-m", *words], stdout=subprocess.PIPE)
+    started.append(process)
     assert process.stdout is not None
     assert process.stdout.readline() == b".\n"
     return process
@@ -38,7 +52,7 @@ def untouched(process: subprocess.Popen[bytes]) -> bool:
     return process.communicate()[0] == b"" and alive
 
 
-def test_down_ends_no_imitator(host: Host) -> None:
+def test_down_ends_no_imitator(host: Host, imitate: Imitate) -> None:
     """`down` by root sent SIGTERM to whatever process was called like a holder."""
     host.put("a", 100)
     up = host.up()
@@ -54,7 +68,7 @@ def test_down_ends_no_imitator(host: Host) -> None:
     assert not os.path.ismount(host.mount)
 
 
-def test_up_follows_no_imitator(host: Host) -> None:
+def test_up_follows_no_imitator(host: Host, imitate: Imitate) -> None:
     """`up` took it for the holder that had taken over, and then for a session, which it killed."""
     truth = host.put("a", 100)
     up = host.up()
@@ -65,7 +79,8 @@ def test_up_follows_no_imitator(host: Host) -> None:
     for pid in (up.ready["fd_store_pid"], up.ready["session_pid"]):
         os.kill(pid, signal.SIGKILL)
     read = subprocess.run(["cat", host.mount / "a"], capture_output=True, timeout=30)
-    assert read.stdout == truth
+    logs = [path.read_text() for path in host.run_folder.glob("*.log")]
+    assert (read.stdout, read.stderr) == (truth, b""), logs
     (state,) = read_states(str(host.run_folder))
     wait_until(lambda: read_states(str(host.run_folder))[0].fd_store_pid != up.ready["fd_store_pid"])
     (state,) = read_states(str(host.run_folder))
@@ -75,7 +90,7 @@ def test_up_follows_no_imitator(host: Host) -> None:
     assert up.wait() == 0
 
 
-def test_a_pid_that_went_to_another_process_is_not_signalled() -> None:
+def test_a_pid_that_went_to_another_process_is_not_signalled(imitate: Imitate) -> None:
     process = imitate("headrace", "up")
     state = RunState(kind="up", pid=process.pid, socket="", began=began_at(process.pid) - 1)
     assert (state.alive(), process_of(state)) == (False, -1)

@@ -3,9 +3,12 @@ descriptors of the node's, what the modes in the mount let them read, in a way t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +16,8 @@ import pytest
 
 from tests.integration.cli.host import Host
 from tests.security.nobody import LIBRARY, NOBODY, WALK, as_nobody, below
+
+RACES, RACE_S = 300, 0.004
 
 
 @pytest.fixture(scope="module")
@@ -247,3 +252,51 @@ def test_a_folder_that_root_makes_again_is_not_whose_the_removed_one_was(open_ho
     program = "result = refused(lambda: os.mkdir(path + '/theirs')), refused(lambda: os.chmod(path, 0o777))"
     assert as_nobody(program, path=str(again)) == ["PermissionError", "PermissionError"]
     assert again.stat().st_uid == 0
+
+
+def test_a_file_is_not_opened_by_who_meant_to_create_it(open_host: Host) -> None:
+    """In a directory like /tmp, root creates files through another mount at the moment at which this user creates the
+    same names: the kernel checks no rights of a file that it takes for new."""
+    second, common = open_host.base / "second", open_host.mount / "keep/common"
+    common.mkdir()
+    common.chmod(0o1777)
+    second.mkdir()
+    mounted = open_host.start("fuse", second, "--allow-other")
+    mounted.wait_ready()
+    begin_s = time.time() + 3.0  # both have begun by then, or only one creates
+    created: list[str] = []
+
+    def create_all() -> None:
+        for number in range(RACES):
+            time.sleep(max(0.0, begin_s + number * RACE_S - time.time()))  # the moment of the race
+            with contextlib.suppress(FileExistsError):
+                flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+                fd = os.open(second / f"keep/common/{number}", flags, 0o600)
+                os.write(fd, b"secret")
+                os.close(fd)
+                created.append(str(number))
+
+    creating = threading.Thread(target=create_all)
+    creating.start()
+    opened: list[str] = as_nobody(
+        """
+import time
+result = []
+for number in range(races):
+    time.sleep(max(0.0, begin_s + number * race_s - time.time()))
+    try:
+        os.close(os.open(f"{common}/{number}", os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o666))
+        result.append(str(number))
+    except PermissionError:
+        pass
+""",
+        common=str(common),
+        begin_s=begin_s,
+        races=RACES,
+        race_s=RACE_S,
+    )
+    creating.join()
+    assert not set(created) & set(opened)
+    assert len(created) + len(opened) == RACES
+    assert all((common / name).read_bytes() == b"secret" for name in created)
+    open_host.ok("down", str(second))

@@ -84,7 +84,10 @@ class MergedTree:
 
     def create(self, path: bytes, mode: int, owner: Owner, flags: int) -> tuple[int, bool]:
         """Open a file for reading and writing. Return its descriptor, and whether the file is new. An existing file is
-        opened, and truncated if flags say so. Raises EEXIST with O_EXCL."""
+        opened, and truncated if flags say so. Raises EEXIST with O_EXCL.
+
+        Raises ESTALE for an existing file of another user. The kernel takes what this opens for a new file, and checks
+        none of its rights. After ESTALE it looks the name up again, and checks them."""
         self.view.check_writable(path)
         while True:
             status = self.view.lookup(path)
@@ -97,6 +100,8 @@ class MergedTree:
                     return fd, True
             elif flags & os.O_EXCL:
                 raise os_error(errno.EEXIST, path)
+            elif owner.uid and not _is_owned(status, owner):
+                raise os_error(errno.ESTALE, path)
             else:
                 return self.open(path, flags), False
 
@@ -328,6 +333,10 @@ def empty(fd: int) -> None:
     """Truncate a file as O_TRUNC does: its mtime is set even if the file was empty."""
     os.ftruncate(fd, 0)
     os.utime(fd)
+
+
+def _is_owned(status: os.stat_result | Entry, owner: Owner) -> bool:
+    return isinstance(status, os.stat_result) and status.st_uid == owner.uid
 
 
 def _same(fd: int, path: SafePath) -> bool:

@@ -54,8 +54,11 @@ class PolicyRecord(msgspec.Struct, frozen=True):
         raise PathNotFoundError(f"version {number} of the policy", why=kept)
 
     def includes(self, other: PolicyRecord) -> bool:
-        """Return whether another record is this one, or one of those that it was made from."""
-        return not other.versions or other.versions[-1] in self.versions
+        """Return whether another record is this one, or one of those that it was made from. Versions before the oldest
+        one that is kept count as such."""
+        if not other.versions or other.versions[-1] in self.versions:
+            return True
+        return bool(self.versions) and other.number < self.versions[0].number
 
     def followed_by(self, text: str, *, author: str, now_s: float) -> PolicyRecord:
         """Return the record with another version in force. The oldest versions go where there are too many."""

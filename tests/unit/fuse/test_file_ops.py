@@ -69,6 +69,21 @@ def test_create_of_an_existing_file_opens_it(writable: MemoryMount) -> None:
     assert truncated.entry.attr.size == 0
 
 
+def test_create_of_a_file_that_another_user_made_meanwhile_is_looked_up_again(writable: MemoryMount) -> None:
+    """The kernel checks no rights of a file that it takes for new: it would let the user write the file of another."""
+    if os.geteuid() != 0:
+        pytest.skip("only root's layer has files of others")
+    writable.user = 4242
+    writable.kernel.write_file(b"secret", b"bytes")
+    body = layout.CreateIn(os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o100644)
+    for unique in (10, abi.RESENT_BIT | 10):
+        writable.user = 4343
+        assert writable.kernel.errno(Opcode.CREATE, ROOT, body, b"secret\0", unique=unique) == errno.ESTALE
+        assert upper_file(writable, "secret").read_bytes() == b"bytes"
+    writable.user = 4242
+    assert writable.kernel.create(b"secret").entry.attr.size == 5
+
+
 def test_create_exclusively_is_refused_for_every_kind_of_name(writable: MemoryMount) -> None:
     writable.kernel.write_file(b"new", b"")
     for name in (b"new", b"small", b"dir"):

@@ -37,11 +37,13 @@ def make_file(mount: MemoryMount, name: str, size_bytes: int = LARGE_BYTES) -> P
 
 
 def is_held() -> bool:
-    """Return whether this process has a large file open that has no name, so that its bytes are not free."""
+    """Return whether this process has a large file of the layer open that has no name, so that its bytes are not
+    free."""
     for fd in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):
-            status = os.fstat(fd)
-            if status.st_nlink == 0 and status.st_blocks * 512 > FREED_AT_ONCE_BYTES:
+            status, path = os.fstat(fd), os.readlink(f"/proc/self/fd/{fd}")
+            is_large = status.st_blocks * 512 > FREED_AT_ONCE_BYTES
+            if "/tree/" in path and not status.st_nlink and is_large:
                 return True
     return False
 

@@ -29,6 +29,14 @@ def after(count: int, text: str = "") -> PolicyRecord:
     return record
 
 
+def test_a_record_includes_those_that_it_was_made_from() -> None:
+    late = after(VERSIONS_KEPT_MAX + 3)
+    assert all(late.includes(after(count)) for count in range(VERSIONS_KEPT_MAX + 4)), "also what is not kept"
+    assert not late.includes(after(VERSIONS_KEPT_MAX + 4))
+    assert not late.includes(after(10, text="of another branch\n"))
+    assert not PolicyRecord().includes(after(1))
+
+
 def test_versions_follow_each_other_and_the_oldest_go() -> None:
     record = after(VERSIONS_KEPT_MAX + 3)
     assert [version.number for version in record.versions] == list(range(4, VERSIONS_KEPT_MAX + 4))
