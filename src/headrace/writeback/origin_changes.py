@@ -2,17 +2,19 @@
 origin's entry.
 
 A listing shows such a change. It may be older than this node's own upload, so the origin is asked for that object
-first. A dirty file is never dropped. A file in use stays until it is closed.
+first. A dirty file is never dropped. A file in use stays until it is closed, so it is checked again and again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import stat
 from collections.abc import Callable, Iterable
 
+from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PathNotFoundError
 from headrace.base.model import Version
@@ -28,13 +30,15 @@ log = logging.getLogger(__name__)
 
 QUERIES_IN_FLIGHT_MAX = 32
 """Most requests to the origin at the same time."""
+PAUSE_S_MIN, PAUSE_S_MAX = 0.5, 30.0
+"""Pauses between checks of a file in use, which double: each check asks the origin."""
 INDEX_BATCH_ROWS = 1000
 """Rows that one transaction of the index corrects."""
 
 
 class OriginChangeReconciler:
     """Find and drop such files. limit_s: time limit of a request to the origin. on_written: called with paths whose
-    entry changed."""
+    entry changed. due_s: when `check_waiting` has something to do, by `monotonic_s`."""
 
     def __init__(
         self,
@@ -56,11 +60,16 @@ class OriginChangeReconciler:
         self._emptied: set[bytes] = set()
         """Directories from which such files were dropped. They are removed once the index does not have them. Other
         empty directories stay: an object store has no empty directory, so the index lacks them, too."""
+        self._pause_s = PAUSE_S_MIN
+        self.due_s = math.inf
 
     def suspect(self, paths: Iterable[bytes]) -> bool:
-        """Note paths whose entry in the index changed. Return whether any of them must be checked."""
+        """Note paths whose entry in the index changed. Return whether a check is due now."""
         self._waiting.update(path for path in paths if self._upper.at(path).exists())
-        return bool(self._waiting or self._emptied)
+        self._pause_s = PAUSE_S_MIN
+        if self._waiting or self._emptied:
+            self.due_s = 0.0
+        return self.due_s == 0.0
 
     async def correct_index(self, clean: list[tuple[JournalRecord, os.stat_result]]) -> None:
         """Correct the index at a start, from the clean files and their rows. The index may be older than the journal,
@@ -74,14 +83,15 @@ class OriginChangeReconciler:
                         self._names.record_put(row.path, row.version, attributes_of(status))
             await asyncio.sleep(0)
 
-    @property
-    def has_waiting(self) -> bool:
-        """Return whether paths wait for a check."""
-        return bool(self._waiting)
+    def check_soon(self) -> None:
+        """Make the check of paths that wait for one due."""
+        if self._waiting:
+            self.due_s = 0.0
 
     async def check_waiting(self) -> None:
         """Check all waiting paths. A path stays in the queue if its origin does not answer, or if it is dirty here and
-        another node wrote it, too."""
+        another node wrote it, too. Its next check is due after a pause."""
+        self.due_s = math.inf
         paths, self._waiting = sorted(self._waiting), set()
         self._emptied.update(directory for path in paths for directory in self._demoted_below(path))
         rows = [row for path in paths for row in self._clean_below(path)]
@@ -103,6 +113,9 @@ class OriginChangeReconciler:
         ]
         if gone:
             self._on_written(gone)
+        if self._waiting:
+            self.due_s = min(self.due_s, monotonic_s() + self._pause_s)
+            self._pause_s = min(PAUSE_S_MAX, 2 * self._pause_s)
 
     def _demoted_below(self, path: bytes) -> list[bytes]:
         """Return the directories at and below a path whose files were demoted to the cache."""

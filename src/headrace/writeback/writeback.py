@@ -79,7 +79,6 @@ class WriteBack:
         self._demoter = demoter
         self._quota = demoter.quota
         self._durability = durability
-        self._has_suspects = False
         self._tasks = OwnedTasks()
         self.counts = executor.counts
         self.programs = ProgramChanges(layer, changes, scan, self._quota)
@@ -125,7 +124,6 @@ class WriteBack:
     def names_changed(self, paths: Iterable[bytes]) -> None:
         """Note paths whose entry in the index changed by a listing."""
         if self._origin_changes.suspect(paths):
-            self._has_suspects = True
             self._changes.wake.set()
 
     async def rescan(self) -> CleanFiles:
@@ -147,8 +145,7 @@ class WriteBack:
             now_s = monotonic_s()
             due = self._dirty.due(now_s, ROUND_PATHS_MAX)
             try:
-                if self._has_suspects:
-                    self._has_suspects = False
+                if now_s >= self._origin_changes.due_s:
                     await self._origin_changes.check_waiting()
                 if due or now_s >= self._executor.removals_due_s:
                     await self._reconcile_round(due)
@@ -172,8 +169,10 @@ class WriteBack:
             await self._sleep()
 
     async def _sleep(self) -> None:
-        """Sleep until a path or a pending removal is due, a session reports a change, or a scan is due."""
-        next_s = min(self._executor.removals_due_s, self._dirty.next_due_s() or math.inf)
+        """Sleep until a path, a pending removal or a check is due, a session reports a change, or a scan is due."""
+        next_s = min(
+            self._executor.removals_due_s, self._origin_changes.due_s, self._dirty.next_due_s() or math.inf
+        )
         wait_s = min(RETRY_S if self._quota.disk_is_full() else SCAN_INTERVAL_S, next_s - monotonic_s())
         if wait_s <= 0:  # a round without any wait would starve the loop's other tasks
             await asyncio.sleep(0)
@@ -192,7 +191,7 @@ class WriteBack:
         finally:
             if steps:
                 await self._observers.on_persisted(list(steps), directories)
-                self._has_suspects = self._has_suspects or self._origin_changes.has_waiting
+                self._origin_changes.check_soon()
                 self._layer.write_ahead.flush_soon()
 
     # ------------------------------------------------------------ durability

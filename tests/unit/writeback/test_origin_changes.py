@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 from headrace.writeback.origin_changes import OriginChangeReconciler
@@ -36,7 +37,7 @@ async def test_what_others_replaced_means_theirs(layer: LayerFixture) -> None:
     layer.memory.hold("d/f", THEIRS)
     await look(layer, changes)
     assert layer.upper.lookup(PATH) is None and layer.journal.get(PATH) is None
-    assert PATH in layer.meant_anew and not changes.has_waiting
+    assert PATH in layer.meant_anew and changes.due_s == math.inf
     entry = layer.namespace.tree.entry_at(PATH)
     assert entry is not None and entry.version == await layer.origin_version(PATH)
 
@@ -84,10 +85,10 @@ async def test_a_file_that_is_open_stays_until_it_is_closed(layer: LayerFixture)
     layer.memory.hold("d/f", THEIRS)
     fd = layer.upper.at(PATH).open(os.O_RDONLY)
     await look(layer, changes)
-    assert layer.content(PATH) == OURS and changes.has_waiting
+    assert layer.content(PATH) == OURS and changes.due_s < math.inf
     os.close(fd)
     await changes.check_waiting()
-    assert layer.upper.lookup(PATH) is None and not changes.has_waiting
+    assert layer.upper.lookup(PATH) is None and changes.due_s == math.inf
 
 
 async def test_an_origin_that_cannot_be_asked_drops_nothing(layer: LayerFixture) -> None:
@@ -97,7 +98,7 @@ async def test_an_origin_that_cannot_be_asked_drops_nothing(layer: LayerFixture)
     layer.origin.fail("head", PlannedFault.UNAVAILABLE)
     assert changes.suspect([PATH])
     await changes.check_waiting()
-    assert layer.content(PATH) == OURS and changes.has_waiting
+    assert layer.content(PATH) == OURS and changes.due_s < math.inf
     layer.origin.mend()
     await changes.check_waiting()
     assert layer.upper.lookup(PATH) is None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 
+from headrace.base.clock import monotonic_s
 from headrace.base.errors import OriginUnavailableError
 from headrace.overlay.hiding import hide, rename_leaving_whiteout
 from headrace.testing.virtual_loop import pass_time
@@ -168,6 +170,27 @@ async def test_the_clean_file_that_others_replaced_is_dropped_by_a_round(layer: 
         await layer.listed(b"/d/f")
         write.names_changed([b"/d/f"])
         await until(lambda: layer.upper.lookup(b"/d/f") is None)
+
+
+async def test_a_file_that_others_replaced_while_it_was_open_is_dropped_soon_after(
+    layer: LayerFixture,
+) -> None:
+    """Nothing tells of a close for reading: the next scan came half a minute later, and readers saw the old bytes."""
+    async with layer.running(layer.write_back()) as write:
+        layer.write(b"/d/f", b"ours")
+        await write.persist(b"/")
+        layer.memory.hold("d/f", b"theirs")
+        fd = layer.upper.at(b"/d/f").open(os.O_RDONLY)
+        await layer.listed(b"/d/f")
+        asked = layer.origin.count("head")
+        write.names_changed([b"/d/f"])
+        await pass_time(4.0)
+        assert layer.content(b"/d/f") == b"ours"
+        assert layer.origin.count("head") - asked <= 4, "the pauses double"
+        os.close(fd)
+        closed_s = monotonic_s()
+        await until(lambda: layer.upper.lookup(b"/d/f") is None)
+        assert monotonic_s() - closed_s < 5.0
 
 
 @pytest.mark.expected_warnings("a round of write-back failed")
