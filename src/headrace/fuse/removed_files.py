@@ -81,7 +81,7 @@ class RemovedFiles:
 def close_last(fd: int) -> Answer | DiskTask:
     """Close a file that no program has open any more: in the pool if it is large and was removed meanwhile."""
     status = os.fstat(fd)
-    if status.st_nlink or not _has_many_bytes(status):
+    if status.st_nlink or not loses_many_bytes(status, 0):
         os.close(fd)
         return 0
     return DiskTask(lambda: _closed(fd))
@@ -101,11 +101,7 @@ def _is_large(status: os.stat_result | Hidden | None) -> bool:
     """Return whether a removal of this name would free many bytes. It frees none while the file has another name."""
     if not isinstance(status, os.stat_result):
         return False
-    return status.st_nlink == 1 and stat.S_ISREG(status.st_mode) and _has_many_bytes(status)
-
-
-def _has_many_bytes(status: os.stat_result) -> bool:
-    return loses_many_bytes(status, 0)
+    return status.st_nlink == 1 and stat.S_ISREG(status.st_mode) and loses_many_bytes(status, 0)
 
 
 def _pinned(path: SafePath) -> int:

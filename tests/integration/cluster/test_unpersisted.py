@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -262,13 +263,20 @@ open('low/a', 'ab').write(b'more')
     writer.close()
 
 
-@pytest.mark.expected_warnings("etcd is unavailable", "etcd is available again", "pending names")
-def test_without_etcd_writing_goes_on(make_cluster: MakeCluster) -> None:
+@contextmanager
+def two_with_own_etcd(make_cluster: MakeCluster) -> Iterator[tuple[EtcdServer, Writer, Writer]]:
+    """Run an etcd that a test may end, and two nodes that persist nothing. Yield it, and a writer on each mount."""
     with etcd_server() as own:
         cluster = make_cluster(server=own, write="back", persist_delay_s=NEVER_S)
         cluster.put("low/a", 1000)
         cluster.start(2)
         first, second = (Writer(host.mount) for host in cluster.hosts)
+        yield own, first, second
+
+
+@pytest.mark.expected_warnings("etcd is unavailable", "etcd is available again", "pending names")
+def test_without_etcd_writing_goes_on(make_cluster: MakeCluster) -> None:
+    with two_with_own_etcd(make_cluster) as (own, first, second):
         first.run("open('before', 'w').write('before')")
         soon(second, first.tree())
         own.kill()
@@ -280,11 +288,7 @@ def test_without_etcd_writing_goes_on(make_cluster: MakeCluster) -> None:
 @pytest.mark.expected_warnings("etcd is unavailable", "etcd is available again", "pending names")
 def test_without_etcd_a_directory_lease_ends_with_that_of_the_node(make_cluster: MakeCluster) -> None:
     """Names are created exclusively until then, fail after some seconds, and are created again when etcd is back."""
-    with etcd_server() as own:
-        cluster = make_cluster(server=own, write="back", persist_delay_s=NEVER_S)
-        cluster.put("low/a", 1000)
-        cluster.start(2)
-        first, second = (Writer(host.mount) for host in cluster.hosts)
+    with two_with_own_etcd(make_cluster) as (own, first, second):
         first.run("os.mkdir('0')")
         own.kill()
         output = first.run(

@@ -33,7 +33,7 @@ def up(make_host: MakeHost, persist_delay_s: float) -> Host:
 
 
 def assert_kept(host: Host) -> None:
-    """What was removed is gone at the origin, nothing in the layer stands for it, and the directory has its time."""
+    """Check that removed names left the origin and have no marker in the layer, and that the directory has its time."""
     settled(host)
     wait_until(
         lambda: set(os.listdir(host.cache / "upper/tree/low")) <= set(os.listdir(host.truth / "low")), 60.0

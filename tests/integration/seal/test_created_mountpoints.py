@@ -28,7 +28,7 @@ def assert_goes(host: Host, place: Path, *commands: tuple[object, ...]) -> None:
 
 
 def test_a_created_directory_goes_with_its_seal(host: Host) -> None:
-    """Those above it stay, and so does a directory that was there before."""
+    """Parents stay, and so does a directory that was there before."""
     host.up()
     created, existing = host.base / "above/created", host.base / "existing"
     assert_goes(host, created, ("/images", "--at", created), ("remove", "images@1"))

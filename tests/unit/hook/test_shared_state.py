@@ -92,7 +92,7 @@ class OnItsDevice(shared_state_program.Own):
 def test_generators_of_accelerators_are_not_put_back(
     kind: type[shared_state_program.Own], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So samplers that use them are not copied, where torch has been built for one."""
+    """Samplers that use such generators are not copied, where torch has been built for an accelerator."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     sampler = kind()
     with pytest.raises(NotPlannable, match="the random generator of an accelerator"):

@@ -1,4 +1,4 @@
-"""What the node changes in a directory shows in none of its times, wherever the directory is by then."""
+"""A directory keeps its times when the node changes entries in it, wherever the directory is by then."""
 
 from __future__ import annotations
 
