@@ -146,6 +146,21 @@ def test_only_the_daemon_is_killed_and_comes_back(lab: Lab, tmp_path: Path, orig
     assert session <= set(lab.status()[0]["pids"])
 
 
+def test_the_gateway_keeps_its_address_as_nodes_are_added(tmp_path: Path) -> None:
+    """With another one, nodes did not reach etcd for half a minute."""
+    net = network.Namespaces(str(tmp_path), 0)
+    try:
+        net.make()
+        address = Path(f"/sys/class/net/{net._bridge}/address")
+        addresses = [address.read_text()]
+        for number in range(1, 4):
+            net.add(number)
+            addresses.append(address.read_text())
+    finally:
+        net.remove()
+    assert len(set(addresses)) == 1
+
+
 def test_links_are_shaped_each_way(lab: Lab, tmp_path: Path, origin: Path) -> None:
     lab.up(plan(tmp_path, origin, rate_bits_s=RATE_BITS_S))
     for sender, receiver in ((1, 2), (2, 1)):

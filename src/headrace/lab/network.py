@@ -101,7 +101,11 @@ class Namespaces:
                 f"198.18.{self._third}.0/24 is in use on this machine",
                 hint="end the other lab: headrace lab down",
             )
-        _run("ip", "link", "add", bridge, "type", "bridge", "forward_delay", "0", "stp_state", "0")
+        # Without an address of its own it takes the lowest of its ports. It would change as nodes are added, and those
+        # that know the earlier one would not reach it for half a minute.
+        address = f"02:00:c6:12:{self._third:02x}:01"
+        kind = ("type", "bridge", "forward_delay", "0", "stp_state", "0")
+        _run("ip", "link", "add", bridge, "address", address, *kind)
         _run("ip", "addr", "add", f"{self.gateway}/24", "dev", bridge)
         _run("ip", "link", "set", bridge, "up")
 
