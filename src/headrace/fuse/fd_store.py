@@ -28,7 +28,7 @@ from headrace.base.interpreter import module_command
 from headrace.base.mount_table import mounted_at
 from headrace.fuse import device, handover_state, mount
 from headrace.fuse.backings import BackingsKeeper
-from headrace.fuse.servers import Role, Servers, is_zombie
+from headrace.fuse.servers import Role, Servers, has_ended, is_zombie
 
 BACKOFF_S_MAX = 5.0
 """Longest pause before a session is started again, in seconds."""
@@ -308,7 +308,10 @@ def _adopt(arguments: argparse.Namespace) -> int:
         fd_store.resume()
     else:
         os.set_inheritable(arguments.adopt_control_fd, False)
-        fd_store.adopt(socket.socket(fileno=arguments.adopt_control_fd), arguments.adopt_pid)
+        control = socket.socket(fileno=arguments.adopt_control_fd)
+        if arguments.lock_fd >= 0 and has_ended(control):
+            return 1  # `headrace up` may have seen neither's lock; it starts both again
+        fd_store.adopt(control, arguments.adopt_pid)
     return fd_store.run()
 
 

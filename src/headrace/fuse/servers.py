@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import socket
 import struct
 from enum import IntEnum
 
@@ -90,3 +91,13 @@ class Servers:
 def is_zombie(pid: int) -> bool:
     """Return whether the main thread of a process has ended, while others may still run."""
     return state_of(pid) == "Z"
+
+
+def has_ended(control: socket.socket) -> bool:
+    """Return whether the process at the other end of a control socket has ended. It has sent nothing so far."""
+    try:
+        return not control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

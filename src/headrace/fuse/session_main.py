@@ -16,7 +16,6 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from headrace.base.descriptor_limit import raise_descriptor_limit
@@ -30,7 +29,7 @@ from headrace.fuse.client_protocol import ReadingClient
 from headrace.fuse.handover_state import HandoverState
 from headrace.fuse.mountpoints import sealed_paths
 from headrace.fuse.operations import Mode
-from headrace.fuse.servers import Role, Servers
+from headrace.fuse.servers import Role, Servers, has_ended
 from headrace.seal.catalogue import Catalogue
 
 log = logging.getLogger(__name__)
@@ -86,6 +85,11 @@ class FdStoreWatch:
         except OSError:
             pass  # the FD store died; `follow` starts another
 
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the FD store has ended before `follow`."""
+        return has_ended(self._control)
+
     def follow(self) -> None:
         threading.Thread(target=self._follow, daemon=True, name="fd-store-watch").start()
 
@@ -117,14 +121,9 @@ class FdStoreWatch:
         command += ["--adopt-pid", str(os.getpid())]
         command += ["--lock-fd", str(a.lock_fd)]
         fds = (a.fuse_fd, a.handover_fd, fd_store_end.fileno(), *([a.lock_fd] if a.lock_fd >= 0 else []))
-        servers = Servers(a.lock_fd, a.mountpoint)
-        subprocess.Popen(
-            command,
-            pass_fds=fds,
-            start_new_session=True,
-            # before exec, as `headrace up` starts an FD store of its own when the mount has no lock
-            preexec_fn=partial(servers.enter, Role.FD_STORE),
-        )
+        # Without `preexec_fn` it starts by vfork(2). A fork would make the pages of this process copy-on-write, and a
+        # request that a thread just reads into such a page fails with EIO when the process is killed.
+        subprocess.Popen(command, pass_fds=fds, start_new_session=True)
         fd_store_end.close()
         self._control.close()
         self._control = own_end
@@ -185,6 +184,8 @@ def main() -> int:
     Servers(arguments.lock_fd, arguments.mountpoint).enter(Role.SESSION)
     raise_descriptor_limit()
     watch = FdStoreWatch(arguments)
+    if arguments.lock_fd >= 0 and watch.has_ended:
+        return 1  # `headrace up` may have seen neither's lock; it starts both again
     try:
         _serve(arguments, watch)
     except HeadraceError as error:
