@@ -9,6 +9,10 @@ needless offer costs little.
 When the owners have a file, this node's copy is borrowed, and evicted first. It is owned again if the ring assigns it
 to this node. A copy that the policy no longer wants is deleted then. One walk runs at a time; another change begins a
 new one.
+
+Nodes may learn of changes that follow each other in another order, or of several at once. The first owner from before
+is another node for each of them then, and perhaps none of them offers a file. So such a walk is followed by one that
+offers every file to all its other owners. Files that an owner refused are offered again some times.
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from headrace.base.clock import monotonic_s
 from headrace.base.model import FileId
 from headrace.base.tasks import OwnedTasks
 from headrace.dataplane.handover import HandoverOffers, parts_to_offer
@@ -35,14 +40,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+REFUSED_MAX = 1 << 16
+"""Refused files that are remembered, to be offered again."""
 REFUSED_SHOWN_MAX = 1000
 LOOKS_AT_ONCE = 256
 """Files that a walk examines before other tasks of the loop run."""
+MIXED_S = 30.0
+"""Seconds between two changes that all nodes surely learn of one after the other."""
+RETRY_S = 2.0
+"""Pause before files are offered again. It doubles each time."""
+ATTEMPTS_MAX = 4
 
 
 class Rebalance:
     """Run the walks of this node. bytes_s: most bytes that are handed over in a second. view: returns the current
-    view. ownership: knows the owners by the policy in force."""
+    view. ownership: knows the owners by the policy in force. is_wanted: returns whether any path has copies."""
 
     def __init__(
         self,
@@ -53,21 +65,26 @@ class Rebalance:
         view: Callable[[], ClusterView],
         ownership: Ownership,
         bytes_s: int,
+        is_wanted: Callable[[], bool],
     ) -> None:
         self._me = me
         self._store = store
         self._view = view
         self._ownership = ownership
+        self._is_wanted = is_wanted
         self._offers = HandoverOffers(
             peers, bytes_s=bytes_s, on_taken=self._note_taken, on_refused=self._note_refused
         )
         self._ring: Ring | None = None
         self._settled: Ring | None = None
         self._copies_before: Callable[[bytes], int] | None = None
+        self._changed_s = float("-inf")
+        self._is_mixed = False
+        self._offers_all = False
         self._tasks = OwnedTasks()
         self.files_examined = self.files_handed_over = self.bytes_handed_over = self.files_refused = 0
         self.copies_dropped = self.copy_bytes_dropped = 0
-        self._refused: list[tuple[str, str]] = []
+        self._refused: dict[FileId, tuple[str, str]] = {}
 
     @property
     def running(self) -> bool:
@@ -91,13 +108,15 @@ class Rebalance:
     def check_all(self) -> None:
         """Begin a walk that offers every file to all its other owners, because some may lack theirs."""
         if self._ring is not None:
-            self._settled, self._copies_before = None, lambda path: 0
-            self._begin(self._view())
+            self._begin(self._view(), offers_all=True)
 
-    def _begin(self, view: ClusterView) -> None:
+    def _begin(self, view: ClusterView, *, offers_all: bool = False) -> None:
+        now_s = monotonic_s()
+        self._is_mixed |= self.running or now_s < self._changed_s + MIXED_S
+        self._changed_s = now_s
         self._tasks.cancel()
         self._offers.clear()
-        self._tasks.start(self._hand_over(view))
+        self._tasks.start(self._hand_over(view, offers_all=offers_all))
 
     async def wait(self) -> None:
         """Wait until the current walk has ended."""
@@ -125,24 +144,39 @@ class Rebalance:
             bytes_done=self.bytes_handed_over,
             bytes_total=max(self._store.used_bytes, self.bytes_handed_over),
             failed_files=self.files_refused,
-            failed=self._refused if done else [],
+            failed=list(self._refused.values())[:REFUSED_SHOWN_MAX] if done else [],
             listing=False,
         )
 
-    async def _hand_over(self, view: ClusterView) -> None:
-        """Walk once. If an owner refuses a file, or is unavailable, the file stays here: readers get it here or at the
-        origin."""
-        self.files_examined = self.files_handed_over = self.bytes_handed_over = self.files_refused = 0
+    async def _hand_over(self, view: ClusterView, *, offers_all: bool) -> None:
+        """Walk until the owners have what this node offers. If an owner refuses a file each time, or is unavailable,
+        the file stays here: readers get it here or at the origin."""
+        self.files_examined = self.files_handed_over = self.bytes_handed_over = 0
+        self._offers_all = offers_all
+        await self._walk(view, self._whole_first())
+        for attempt in range(1, ATTEMPTS_MAX):
+            is_checking = self._is_mixed and self._is_wanted()
+            if not is_checking and not self._refused:
+                break
+            await asyncio.sleep(RETRY_S * 2 ** (attempt - 1))
+            self._offers_all = True
+            refused = list(self._refused)
+            await self._walk(view, self._whole_first() if is_checking else self._cached(refused))
+            self._is_mixed = False
+        self._settled, self._copies_before, self._is_mixed = view.ring, None, False
+        log.info("the handover ended epoch=%d files=%d", view.epoch, self.files_handed_over)
+
+    async def _walk(self, view: ClusterView, files: Iterable[CachedFile]) -> None:
+        """Offer these files to the owners that may lack them."""
+        self.files_refused = 0
         self._refused.clear()
-        for cached in self._whole_first():
+        for cached in files:
             self.files_examined += 1
             if self.files_examined % LOOKS_AT_ONCE == 0:
                 await asyncio.sleep(0)
             for node, part in self._offers_of(view, cached):
                 await self._offers.add(view, node, cached.id, part)
         await self._offers.flush(view)
-        self._settled, self._copies_before = view.ring, None
-        log.info("the handover ended epoch=%d files=%d", view.epoch, self.files_handed_over)
 
     def _whole_first(self) -> Iterator[CachedFile]:
         """Yield complete files first. Incomplete ones come last, with the blocks that have arrived by then."""
@@ -152,7 +186,11 @@ class Rebalance:
                 yield cached
             else:
                 being_filled.append(cached.id)
-        yield from filter(None, map(self._store.index.cached, being_filled))
+        yield from self._cached(being_filled)
+
+    def _cached(self, ids: list[FileId]) -> Iterator[CachedFile]:
+        """Yield those of these files that are still cached."""
+        yield from filter(None, map(self._store.index.cached, ids))
 
     def _offers_of(self, view: ClusterView, cached: CachedFile) -> Iterator[tuple[NodeInfo, FileRange]]:
         if cached.unverified or cached.superseded:
@@ -174,6 +212,8 @@ class Rebalance:
         ids = [owner.id for owner in owners]
         if self._me not in ids:
             return list(owners)
+        if self._offers_all:
+            return [owner for owner in owners if owner.id != self._me]
         former_ids = self._former_ids(view, path, segment)
         if next((id for id in ids if id in former_ids), self._me) != self._me:
             return []
@@ -211,8 +251,8 @@ class Rebalance:
 
     def _note_refused(self, id: FileId, part: FileRange, reason: str) -> None:
         self.files_refused += 1
-        if len(self._refused) < REFUSED_SHOWN_MAX:
-            self._refused.append((os.fsdecode(part.path), reason))
+        if len(self._refused) < REFUSED_MAX:
+            self._refused[id] = os.fsdecode(part.path), reason
 
     def _owns_some(self, view: ClusterView, path: bytes, size_bytes: int) -> bool:
         """Return whether this node owns one of the file's segments."""

@@ -327,6 +327,7 @@ def _build_copies(link: ClusterLink, config: Config, store: Store) -> CopyKeeper
         view=link.view,
         ownership=ownership,
         bytes_s=config.rebalance_bytes_s,
+        is_wanted=lambda: link.copies.is_wanted,
     )
     fresh = FreshCopies(
         *(link.info.id, store, link.peers),

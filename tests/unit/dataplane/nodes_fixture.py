@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -76,8 +77,8 @@ class CountingOrigin(MemoryOrigin):
 
 
 class DirectPeers:
-    """What `PeerClient` does, by calling the other node's desk. down: nodes that don't answer; lying: bytes are
-    flipped."""
+    """What `PeerClient` does, by calling the other node's desk. down: nodes that don't answer. refusing: nodes
+    that take no file over."""
 
     def __init__(self, world: NodesFixture, me: str) -> None:
         self.world = world
@@ -133,12 +134,28 @@ class DirectPeers:
         return (await self._desk(node).names(LookupShared(path, name, epoch, anew)))[0]
 
     async def offer_handover(self, node: NodeInfo, files: Any, *, epoch: int, deadline: Deadline) -> Any:
+        if node.id in self.world.refusing:
+            return list(range(len(files)))
         return (await self._desk(node).take_over(OfferHandover(files, epoch), peer=self.me)).refused
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a node knows of the members and of the policy. copies: of paths that have another number of them."""
+
+    view: ClusterView
+    copies: dict[bytes, int]
 
 
 class OneNode:
     def __init__(self, world: NodesFixture, id: str, *, replicas: int) -> None:
         self.id = id
+        self._world = world
+        self.known: Known | None = None
+        """Of a node that does not know everything."""
+        ownership = Ownership(
+            lambda path: self.copies.get(path, replicas), lambda key: world.holders.get(key, ())
+        )
         folder = world.folder / id
         self.store = Store.open(str(folder / "index"), [Volume(0, str(folder), 256 * MIB)])
         self.disk = ThreadPoolExecutor(2)
@@ -151,13 +168,13 @@ class OneNode:
                 id,
                 self.peers,  # type: ignore[arg-type]
                 Gate(Window(maximum=16), bytes_max=64 * MIB),
-                view=lambda: world.view,
-                ownership=world.ownership,
+                view=lambda: self.view,
+                ownership=ownership,
                 timeout_s=5,
                 small_bytes_max=MIB,
             ),
         )
-        names = OwnerListingClient(id, self.peers, view=lambda: world.view, replicas=replicas, timeout_s=5)  # type: ignore[arg-type]
+        names = OwnerListingClient(id, self.peers, view=lambda: self.view, replicas=replicas, timeout_s=5)  # type: ignore[arg-type]
         self.namespace = Namespace.build(
             self.store.index, MountTable(), timeout_s=5, on_changed=lambda _: None, shared=names
         )
@@ -184,7 +201,7 @@ class OneNode:
             self.store,
             self.reads,
             owns=lambda path, start: any(
-                owner.id == id for owner in world.ownership.owners(world.view, path, start // SEGMENT_BYTES)
+                owner.id == id for owner in ownership.owners(self.view, path, start // SEGMENT_BYTES)
             ),
             on_invalidate=lambda *_: None,
         )
@@ -192,21 +209,30 @@ class OneNode:
             id,
             self.store,
             self.peers,  # type: ignore[arg-type]
-            view=lambda: world.view,
-            ownership=world.ownership,
+            view=lambda: self.view,
+            ownership=ownership,
             bytes_s=1 << 40,
+            is_wanted=lambda: True,
         )
         self.fresh = FreshCopies(
             id,
             self.store,
             self.peers,  # type: ignore[arg-type]
-            view=lambda: world.view,
-            ownership=world.ownership,
+            view=lambda: self.view,
+            ownership=ownership,
             bytes_s=1 << 40,
             is_wanted=lambda: world.makes_copies,
             on_lost=self.rebalance.check_all,
         )
         self.reads.fetched.add(self.fresh.note)
+
+    @property
+    def view(self) -> ClusterView:
+        return self._world.view if self.known is None else self.known.view
+
+    @property
+    def copies(self) -> dict[bytes, int]:
+        return self._world.copies if self.known is None else self.known.copies
 
     async def read(self, name: str) -> bytes:
         entry = await self.entry(name)
@@ -233,6 +259,7 @@ class NodesFixture:
         self.origin = CountingOrigin()
         self.bodies: dict[str, bytes] = {}
         self.down: set[str] = set()
+        self.refusing: set[str] = set()
         self.slow: set[str] = set()
         self.slow_s = 3600.0
         self.replicas = replicas

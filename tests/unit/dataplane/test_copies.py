@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 
 from headrace.base.errors import OriginUnavailableError
 from headrace.dataplane.intent import FOREGROUND
+from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
-from tests.unit.dataplane.nodes_fixture import MIB, NodesFixture, OneNode, body_of
+from tests.unit.dataplane.nodes_fixture import MIB, Known, NodesFixture, OneNode, body_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -233,6 +235,65 @@ async def test_copies_follow_any_order_of_changes(tmp_path: Path, seed: int) -> 
             for id in world.view.nodes:
                 assert await world.nodes[id].read(name) == body
         assert world.origin.bytes_read == before
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.expected_warnings("headrace.dataplane.handover", "headrace.dataplane.peer_reader")
+async def test_copies_follow_changes_that_nodes_learn_of_in_any_order(tmp_path: Path, seed: int) -> None:
+    """Each node learns of changes later, of several at once, and of members and policies in another order. In the end
+    the owners have every file, and no byte was read again."""
+    choice = random.Random(seed)
+    async with NodesFixture(tmp_path, nodes="abcd").running() as world:
+        for number in range(32):
+            world.put(f"s/{number}", body_of(3000, number)[: 3000 + number])
+        await read_at_owners(world)
+        before = world.origin.bytes_read
+        for node in world.nodes.values():
+            node.known = Known(world.view, world.copies)
+        for _ in range(4):
+            world.drain(choice.choice(["", "d"]))
+            world.copies = {b"/" + name.encode(): choice.randint(1, 3) for name in world.bodies}
+            for node in choice.sample(list(world.nodes.values()), 4):
+                for learn in choice.sample([learn_view, learn_policy], choice.randint(0, 2)):
+                    learn(world, node)
+                    await pass_time(choice.choice([0.0, 0.0, 0.01, 1.0]))
+        for node in world.nodes.values():
+            learn_view(world, node)
+            learn_policy(world, node)
+        await settled(world)
+        for name in world.bodies:
+            assert set(await holding(world, name, borrowed=False)) >= set(wanted(world, name)), name
+        assert world.origin.bytes_read == before
+
+
+def learn_view(world: NodesFixture, node: OneNode) -> None:
+    assert node.known is not None
+    node.known = replace(node.known, view=world.view)
+    node.rebalance.on_view(world.view)
+
+
+def learn_policy(world: NodesFixture, node: OneNode) -> None:
+    assert node.known is not None
+    old, node.known = node.known.copies, replace(node.known, copies=world.copies)
+    if old != world.copies:
+        node.rebalance.on_policy(lambda path: old.get(path, 1))
+
+
+async def test_a_file_that_its_new_owner_refused_is_offered_again(world: NodesFixture) -> None:
+    await read_at_owners(world)
+    before = world.origin.bytes_read
+    world.refusing = {"b"}
+    world.copies = {b"/" + name.encode(): 2 for name in world.bodies}
+    for node in world.nodes.values():
+        node.rebalance.on_policy(lambda path: 1)
+    await pass_time(1.0)
+    assert any(node.rebalance.files_refused for node in world.nodes.values())
+    world.refusing = set()
+    await settled(world)
+    for name in world.bodies:
+        assert set(await holding(world, name, borrowed=False)) == set(wanted(world, name))
+    assert not any(node.rebalance.files_refused for node in world.nodes.values())
+    assert world.origin.bytes_read == before
 
 
 async def test_a_file_that_its_owner_evicted_comes_from_the_copy(world: NodesFixture) -> None:
