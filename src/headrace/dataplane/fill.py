@@ -253,7 +253,8 @@ class Fill:
             self._whole_task = self._tasks.start(self._fill_whole(from_block, intent))
 
     async def _fill_whole(self, from_block: int, intent: ReadIntent) -> None:
-        """Fetch all blocks, with as many ranges in flight as are useful and two more that follow at once."""
+        """Fetch all blocks, with as many ranges in flight as are useful and two more that follow at once. When this
+        task is cancelled, ranges in flight go on (`asyncio.wait`): readers may wait for them."""
         order = whole_order(
             self._size_bytes,
             from_block,
@@ -269,7 +270,9 @@ class Fill:
                     for task in done:
                         task.result()
             if pending:
-                await asyncio.gather(*pending)
+                done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)
+                for task in done:
+                    task.result()
         except HeadraceError as error:
             log.info("whole-file fill stopped id=%x error=%s", self.entry.id, error)
         finally:

@@ -205,6 +205,27 @@ async def test_a_cancelled_load_ends_unless_others_want_the_file(world: ReadPath
     assert world.content(entry.id) == body
 
 
+async def test_a_cancelled_load_leaves_readers_the_ranges_in_flight(world: ReadPathFixture) -> None:
+    """All ranges of the file are in flight: so the file is committed, too."""
+    body = os.urandom(5 * MIB)
+    origin = HeldOrigin()
+    world.namespace.mount_points.attach(Mount("/held", "memory://", origin, 3600.0))
+    origin.hold("f", body)
+    entry = await world.entry("held/f")
+    load = asyncio.ensure_future(world.reads.load(entry))
+    await until(lambda: origin.asked == 3)
+    read = asyncio.ensure_future(world.reads.fill(entry.id, 0, MIB))
+    await asyncio.sleep(0)
+    load.cancel()
+    await asyncio.gather(load, return_exceptions=True)
+    origin.let_go.set()
+    await read
+    await until(lambda: world.reads._fills.get(entry.id) is None)
+    cached = world.store.index.cached(entry.id)
+    assert cached is not None and cached.complete and world.content(entry.id) == body
+    assert origin.asked == 3
+
+
 def _has_begun(world: ReadPathFixture, id: FileId, blocks: int) -> bool:
     """Return whether reads of so many blocks of a file are in flight, or wait at the gate."""
     fill = world.reads._fills.get(id)
