@@ -161,7 +161,14 @@ def test_the_page_cache_stays_as_it_is(
     if not is_direct:
         monkeypatch.setattr(os, "O_DIRECT", 0x40000000)  # which open refuses
         monkeypatch.setattr(os, "open", refusing_direct(os.open))
-    paths = [tmp_path / "cold", tmp_path / "warm"]
+    # the kernel may take pages of its own accord at any moment (DAMON, memory that is short), and seldom does
+    assert any(page_cache_stays(tmp_path / str(attempt)) for attempt in range(4))
+
+
+def page_cache_stays(folder: Path) -> bool:
+    """Verify a file that is in memory and one that is not. Return whether that changed nothing."""
+    folder.mkdir()
+    paths = [folder / "cold", folder / "warm"]
     for path in paths:
         path.write_bytes(os.urandom(3 * MIB + 11))
         with path.open("rb") as file:
@@ -180,7 +187,7 @@ def test_the_page_cache_stays_as_it_is(
                 assert list(verify_on_disk(file.fileno(), size, sums, before_read=lambda _: None)) == []
             else:
                 list(verify_on_disk(file.fileno(), size, {0: 1, 1: 1, 2: 1}, before_read=lambda _: None))
-    assert [is_resident(path) for path in paths] == [False, True]
+    return [is_resident(path) for path in paths] == [False, True]
 
 
 def refusing_direct(plain: Callable[..., int]) -> Callable[..., int]:
