@@ -174,14 +174,7 @@ class OneNode:
                 small_bytes_max=MIB,
             ),
         )
-        names = OwnerListingClient(id, self.peers, view=lambda: self.view, replicas=replicas, timeout_s=5)  # type: ignore[arg-type]
-        self.namespace = Namespace.build(
-            self.store.index, MountTable(), timeout_s=5, on_changed=lambda _: None, shared=names
-        )
-        circuit = Circuit()
-        self.namespace.mount_points.attach(
-            Mount("/", "memory://", RetryOrigin(world.origin, circuit), 3600.0, circuit)
-        )
+        self.namespace = self._build_namespace(replicas)
         self.reads = ReadPath(
             self.namespace,
             self.store,
@@ -225,6 +218,21 @@ class OneNode:
             on_lost=self.rebalance.check_all,
         )
         self.reads.fetched.add(self.fresh.note)
+
+    def _build_namespace(self, replicas: int) -> Namespace:
+        names = OwnerListingClient(
+            *(self.id, self.peers),  # type: ignore[arg-type]
+            view=lambda: self.view,
+            replicas=replicas,
+            timeout_s=5,
+        )
+        namespace = Namespace.build(
+            self.store.index, MountTable(), timeout_s=5, on_changed=lambda _: None, shared=names
+        )
+        circuit = Circuit()
+        origin = RetryOrigin(self._world.origin, circuit)
+        namespace.mount_points.attach(Mount("/", "memory://", origin, 3600.0, circuit))
+        return namespace
 
     @property
     def view(self) -> ClusterView:
