@@ -164,8 +164,8 @@ class Fill:
             if self._whole_task is not None and not self._load_count and not self._has_eager_reader:
                 self._whole_task.cancel()
                 self._whole_task = None  # the next caller starts again
-        if not self.writer.complete:
-            await self.ensure(0, self._size_bytes, intent)
+        # also where all blocks are there: a thread has written the last ones, and the loop doesn't know it yet
+        await self.ensure(0, self._size_bytes, intent)
 
     # ------------------------------------------------------------ the end
 

@@ -146,7 +146,7 @@ class Host:
 
     def json(self, *words: object, status: int = 0, limit_s: float = LIMIT_S) -> Any:
         done = self.headrace(*words, "--json", limit_s=limit_s)
-        assert done.returncode == status, (words, done.returncode, done.stderr)
+        assert done.returncode == status, (words, done.returncode, done.stdout, done.stderr)
         return json.loads(done.stdout)
 
     def stats(self, *names: str) -> list[dict[str, Any]]:

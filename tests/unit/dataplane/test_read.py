@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from headrace.base.model import ROOT_ID, Arrived, FileId, Version
 from headrace.dataplane.intent import FOREGROUND
 from headrace.namespace.mounts import Mount
 from headrace.origin.memory import MemoryOrigin
+from headrace.store.writer import CacheWriter
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
 from tests.unit.dataplane.read_fixture import MIB, ReadPathFixture
@@ -224,6 +227,33 @@ async def test_a_cancelled_load_leaves_readers_the_ranges_in_flight(world: ReadP
     cached = world.store.index.cached(entry.id)
     assert cached is not None and cached.complete and world.content(entry.id) == body
     assert origin.asked == 3
+
+
+async def test_a_load_waits_for_blocks_that_are_being_written(
+    world: ReadPathFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them are in the cache file; the file is not committed before the threads have ended."""
+    written = threading.Event()
+    write = CacheWriter.write
+
+    def slow(writer: CacheWriter, *arguments: Any) -> None:
+        write(writer, *arguments)
+        written.wait(30)
+
+    monkeypatch.setattr(CacheWriter, "write", slow)
+    body = BODY[: 2 * MIB]  # of one range
+    world.origin.hold("f", body)
+    entry = await world.entry("f")
+    read = asyncio.ensure_future(world.reads.serve(entry.id, 0, len(body)))
+    await until(lambda: (fill := world.reads._fills.get(entry.id)) is not None and fill.writer.complete)
+    load = asyncio.ensure_future(world.reads.load(entry))
+    try:
+        assert not (await asyncio.wait([load], timeout=0.5))[0]
+    finally:
+        written.set()
+    await asyncio.gather(read, load)
+    cached = world.store.index.cached(entry.id)
+    assert cached is not None and cached.complete and world.content(entry.id) == body
 
 
 def _has_begun(world: ReadPathFixture, id: FileId, blocks: int) -> bool:
