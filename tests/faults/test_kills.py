@@ -21,13 +21,14 @@ import pytest
 
 from headrace.fuse.servers import Role, Servers
 from tests.faults.conftest import MakeHost
-from tests.integration.cli.host import MIB, READER, Host, wait_until
+from tests.integration.cli.host import MIB, READER, Host, one_each, send, wait_until
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(120)]
 
 ROLES = ("node", "session", "holder")
 TARGETS = [*[(role,) for role in ROLES], *combinations(ROLES, 2)]
 READERS = 3
+LIMIT_S = 60.0
 
 
 class Reading:
@@ -100,24 +101,53 @@ def test_killed_at_random_moments(make_host: MakeHost, io: str) -> None:
     host.assert_nothing_left()
 
 
-def test_the_next_fd_store_is_known_before_it_runs(make_host: MakeHost) -> None:
-    """Its session may die meanwhile, and then `up` would start a second FD store, and the mount had two sessions."""
+def test_an_fd_store_whose_session_died_before_it_had_its_lock_ends(
+    make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`up` sees no process of the mount then, and starts an FD store and a session. With two, reads would fail."""
+    monkeypatch.setattr(
+        "tests.integration.cli.host.ForkingPopen", subprocess.Popen
+    )  # they start as everywhere
     host = make_host()
     host.put("f", MIB)
     up = host.up()
-    earlier = host.wait_pid("holder")
-    kill(earlier)
-    pid = 0
-    while pid in (0, earlier):  # without a pause: its modules are imported in 0.1 s
-        pid = host.pid_of("holder")
-    os.kill(pid, signal.SIGSTOP)
     with contextlib.closing(Servers.open(str(host.run_folder), str(host.mount))) as servers:
-        assert servers.pids(Role.FD_STORE) == [pid]
-    os.kill(pid, signal.SIGCONT)
-    kill(host.wait_pid("session"))
+        session, stopped = stop_next_fd_store(host, servers)
+        kill(session)
+        wait_until(
+            lambda: new_servers(servers, session, stopped), LIMIT_S, hint=lambda: str(host.processes())
+        )
+        assert servers.pids(Role.FD_STORE) != [stopped]
+    os.kill(stopped, signal.SIGCONT)
+    wait_until(lambda: stopped not in host.processes(), LIMIT_S, hint=lambda: str(host.processes()))
+    wait_until(lambda: one_each(host), LIMIT_S, hint=lambda: str(host.processes()))
     host.assert_right()
+    assert one_each(host)
     host.ok("down")
     assert up.wait() == 0
+    host.assert_nothing_left()
+
+
+def stop_next_fd_store(host: Host, servers: Servers) -> tuple[int, int]:
+    """Kill the FD store, and stop the next one before it has its lock. Return the pids of the session and of it."""
+    for _ in range(10):
+        session, earlier = host.wait_pid("session"), host.wait_pid("holder")
+        kill(earlier)
+        pid, limit_s = 0, time.monotonic() + LIMIT_S
+        while pid in (0, earlier):  # without a pause: its modules are imported in 0.1 s
+            assert time.monotonic() < limit_s
+            pid = host.pid_of("holder")
+        send(pid, signal.SIGSTOP)
+        if servers.pids(Role.FD_STORE) == []:
+            return session, pid
+        os.kill(pid, signal.SIGCONT)
+    raise AssertionError("each FD store had its lock before it was stopped")
+
+
+def new_servers(servers: Servers, session: int, fd_store: int) -> bool:
+    """Return whether a session and an FD store other than these serve the mount."""
+    pids = {*servers.pids(Role.SESSION)} - {session}, {*servers.pids(Role.FD_STORE)} - {fd_store}
+    return all(pids)
 
 
 def test_a_command_waits_for_a_node_that_is_started_again(make_host: MakeHost) -> None:

@@ -316,6 +316,12 @@ def send(pid: int, number: int) -> None:
         wait_until(lambda: processes.stopped(pid), hint=lambda: f"{pid} does not stand still")
 
 
+def one_each(host: Host) -> bool:
+    """Return whether one FD store and one session serve the mount."""
+    words = " ".join(host.processes().values())
+    return all(words.count(f"-m headrace.fuse.{module} ") == 1 for module in ("fd_store", "session_main"))
+
+
 def wait_until(
     condition: Callable[[], object],
     limit_s: float = LIMIT_S,

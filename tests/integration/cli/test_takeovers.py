@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.host import LIMIT_S, Host, wait_until
+from tests.integration.cli.host import LIMIT_S, Host, one_each, wait_until
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(240)]
 
@@ -68,9 +68,3 @@ def await_text(path: Path, text: str, start: int) -> None:
     with path.open("rb") as file:
         while text.encode() not in os.pread(file.fileno(), 1 << 20, start):
             assert time.monotonic() < limit_s
-
-
-def one_each(host: Host) -> bool:
-    """Return whether one FD store and one session serve the mount."""
-    words = " ".join(host.processes().values())
-    return all(words.count(f"-m headrace.fuse.{module} ") == 1 for module in ("fd_store", "session_main"))
