@@ -363,13 +363,14 @@ class Node:
         """Serve peers and join the cluster, and begin to persist. The cluster's mounts are attached on return, or soon
         after. again: the node was killed."""
         if self.cluster is not None:
-            from headrace.node.shared_mounts import MountRecord
+            from headrace.node.shared_mounts import MountRecord, remembered_mounts
 
             own = {
                 normal_path(path): MountRecord(mount.url, dict(mount.options))
                 for path, mount in self.config.mounts.items()
             }
-            remembered = {m.path: MountRecord(m.url) for m in self.mounts.all() if m.path not in own}
+            attached = {mount.path: mount.url for mount in self.mounts.all()}
+            remembered = remembered_mounts(attached, self.store.index.mounts.all(), own=own)
             await self.cluster.start(own, remembered)
             self.policies.start(self.cluster.joined)
         joined = None if self.cluster is None else self.cluster.joined

@@ -3,18 +3,29 @@
 Records `mounts/<path>` hold the URL and the options that are not secret; each node has its own credentials. A
 removed mount keeps its record, without a URL. A record that is missing was lost with etcd's data, and any node that
 has the mount writes it again.
+
+A mount is added, removed or changed under the lock of its path, and `_attached` has the mounts as they are. Nothing is
+in it while `add` attaches a mount and records it: a record that comes meanwhile is applied after it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import os
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 import msgspec
 
 from headrace.base.decoding import decode_json
-from headrace.base.errors import HeadraceError, PathExistsError, PathNotFoundError, UsageError
+from headrace.base.errors import (
+    ClusterUnavailableError,
+    HeadraceError,
+    PathExistsError,
+    PathNotFoundError,
+    UsageError,
+)
+from headrace.base.keyed_lock import KeyedLock
 from headrace.base.tasks import OwnedTasks
 from headrace.cluster.records import Records
 from headrace.config.schema import public_options
@@ -22,6 +33,8 @@ from headrace.config.schema import public_options
 log = logging.getLogger(__name__)
 
 PREFIX = "mounts"
+AGAIN_S = 1.0
+"""Seconds until a lost record is written again after etcd did not answer."""
 
 
 class MountRecord(msgspec.Struct, frozen=True):
@@ -51,6 +64,8 @@ class SharedMounts:
         self._own: frozenset[str] = frozenset()
         self._attached: dict[str, MountRecord] = {}
         self._changes: asyncio.Queue[tuple[str, MountRecord | None]] = asyncio.Queue()
+        self._turns = KeyedLock()
+        self._calls = OwnedTasks(HeadraceError)
         self._tasks = OwnedTasks()
 
     async def start(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
@@ -68,37 +83,38 @@ class SharedMounts:
         self._tasks.start(self._follow())
 
     async def stop(self) -> None:
+        await self._calls.close()
         await self._tasks.close()
 
     async def add(self, path: str, url: str, options: dict[str, str], *, attach: CheckedAttach) -> str:
         """Attach a mount here, with `attach`, which checks it, and record it. Other nodes attach it within a second.
-        Return the warning of `attach`."""
-        if path in self._attached:
-            raise PathExistsError(f"mount {path}", why=f"{self._attached[path].url} is attached there")
-        self._attached[path] = record = MountRecord(url, options)
-        try:
-            warning = await attach(path, url, options)
-        except BaseException:
-            del self._attached[path]
-            raise
-        try:
-            await self._publish(path, record)
-        except HeadraceError:
-            del self._attached[path]
-            await self._detach(path)
-            raise
-        return warning
+        Return the warning of `attach`. A caller who is cancelled does not end it."""
+        return await asyncio.shield(self._calls.start(self._add(path, MountRecord(url, options), attach)))
 
     async def remove(self, path: str) -> None:
-        if path not in self._attached:
-            raise PathNotFoundError(f"mount {path}", why="nothing is attached there")
-        record = self._attached.pop(path)  # first, so that the record's change means nothing new here
-        try:
-            await self._records.put(_key(path), _encode(MountRecord("")))
-        except HeadraceError:
+        """Detach a mount here and record that. A caller who is cancelled does not end it."""
+        await asyncio.shield(self._calls.start(self._remove(path)))
+
+    async def _add(self, path: str, record: MountRecord, attach: CheckedAttach) -> str:
+        async with self._turns.at(os.fsencode(path)):
+            if path in self._attached:
+                raise PathExistsError(f"mount {path}", why=f"{self._attached[path].url} is attached there")
+            warning = await attach(path, record.url, record.options)
+            try:
+                await self._publish(path, record)
+            except HeadraceError:
+                await self._detach(path)
+                raise
             self._attached[path] = record
-            raise
-        await self._detach(path)
+            return warning
+
+    async def _remove(self, path: str) -> None:
+        async with self._turns.at(os.fsencode(path)):
+            if path not in self._attached:
+                raise PathNotFoundError(f"mount {path}", why="nothing is attached there")
+            await self._records.put(_key(path), _encode(MountRecord("")))
+            del self._attached[path]
+            await self._detach(path)
 
     async def _publish(self, path: str, record: MountRecord) -> None:
         if await self._records.create(_key(path), _encode(record)):
@@ -128,17 +144,26 @@ class SharedMounts:
         while True:
             path, record = await self._changes.get()
             try:
-                await self._apply(path, record)
+                async with self._turns.at(os.fsencode(path)):
+                    await self._apply(path, record)
+            except ClusterUnavailableError as error:
+                # Only a lost record needs etcd. A later change of the path may overtake it: it replaces nothing.
+                log.info("a lost mount record will be written again path=%s error=%s", path, error)
+                self._changes.put_nowait((path, record))
+                await asyncio.sleep(AGAIN_S)
             except HeadraceError as error:
                 log.warning("a mount of the cluster could not be attached path=%s error=%s", path, error)
+            except Exception:  # the task must continue
+                log.exception("a mount of the cluster could not be attached path=%s", path)
 
     async def _apply(self, path: str, record: MountRecord | None) -> None:
+        """Do here what a record says. The caller holds the lock of the path."""
         attached = self._attached.get(path)
         if record is None:
             if attached is not None:
                 await self._records.create(_key(path), _encode(attached))
             return
-        if record.url == (attached.url if attached is not None else ""):
+        if self._is_as_recorded(path, attached, record):
             return
         if path in self._own:  # a record must not replace an origin that the operator configured
             log.warning(
@@ -158,6 +183,13 @@ class SharedMounts:
             self._attached[path] = record
         log.info("a mount of the cluster changed path=%s url=%s", path, record.url or "removed")
 
+    def _is_as_recorded(self, path: str, attached: MountRecord | None, record: MountRecord) -> bool:
+        """Return whether this node has what a record says. Its own options go with a mount of the configuration."""
+        if attached is None:
+            return not record.url
+        same_options = public_options(attached.options) == public_options(record.options)
+        return attached.url == record.url and (path in self._own or same_options)
+
 
 def _key(path: str) -> str:
     return f"{PREFIX}{path}"
@@ -169,3 +201,15 @@ def _encode(record: MountRecord) -> bytes:
 
 def _decode(raw: bytes) -> MountRecord:
     return decode_json(raw, MountRecord)
+
+
+def remembered_mounts(
+    attached: Mapping[str, str], kept: Mapping[str, dict[str, str]], *, own: Collection[str]
+) -> dict[str, MountRecord]:
+    """Return the records of the mounts of an earlier run. attached: URLs by path. kept: what the index remembers of
+    them. own: the paths of the configuration."""
+    return {
+        path: MountRecord(url, public_options(kept.get(path, {})))
+        for path, url in attached.items()
+        if path not in own
+    }

@@ -112,6 +112,11 @@ def _scheme(url: str) -> str:
 
 
 def _endpoint(text: str) -> str:
-    """Return the endpoint in its canonical form."""
-    parts = urllib.parse.urlsplit(text)
+    """Return the endpoint in its canonical form. Raise UsageError for a text that is no URL."""
+    try:
+        parts = urllib.parse.urlsplit(text)
+    except ValueError as error:
+        raise UsageError(
+            "option endpoint", why="it is no URL", hint="use one like https://host:9000"
+        ) from error
     return f"{parts.scheme.lower()}://{parts.netloc.lower()}{parts.path.rstrip('/')}"
