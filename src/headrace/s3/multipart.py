@@ -17,7 +17,7 @@ from headrace.s3.object_attributes import write_record
 from headrace.s3.object_metadata import metadata_of
 from headrace.s3.objects import Objects, check_put, copy_source, write_metadata
 from headrace.s3.routes import S3Call
-from headrace.s3.uploads import NUMBER_MAX, About, UploadPart, Uploads
+from headrace.s3.uploads import NUMBER_MAX, About, UploadPart, Uploads, append_bytes
 from headrace.vfs.streams import Content
 
 PART_BYTES_MIN = 5 << 20
@@ -59,9 +59,8 @@ class Multipart:
         id, number, requested = self._upload_of_part(request, call)
         _check_algorithm(request, requested)
         with self._uploads.part(id, number) as fd:
-            with open(fd, "wb", buffering=0, closefd=False) as out:
-                for piece in payload:
-                    out.write(piece)
+            for piece in payload:
+                append_bytes(fd, piece)
             etag = payload.md5.hexdigest()
             sums = payload.checksums()
             checksum = next((checked for checked in sums if checked.algorithm == requested.algorithm), None)
@@ -257,7 +256,7 @@ def _copy(content: Content, target: int, start: int, end: int, algorithm: str) -
         md5.update(piece)
         if hasher is not None:
             hasher.update(bytes(piece))
-        os.write(target, piece)
+        append_bytes(target, piece)
     checksum = Checksum(algorithm, checksums.text_of(hasher.digest())) if hasher is not None else None
     return md5.hexdigest(), checksum
 

@@ -198,6 +198,15 @@ class Uploads:
         return self._path(id) + b"/%05d" % number
 
 
+def append_bytes(fd: int, data: bytes | bytearray) -> None:
+    """Write all bytes at the position of a part's descriptor. On a disk that is nearly full, one system call writes
+    fewer bytes than it is given, without an error. Raises NoSpaceError or StoreError."""
+    with translating_os_errors("uploads in parts", _UPLOAD_ERRORS), memoryview(data) as rest:
+        done = 0
+        while done < len(rest):
+            done += os.write(fd, rest[done:])
+
+
 def no_such_upload() -> S3Error:
     return S3Error(
         "NoSuchUpload",
