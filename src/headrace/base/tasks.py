@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Iterable
 from typing import Any, Self, TypeVar
@@ -74,6 +75,18 @@ async def all_of(works: Iterable[Awaitable[Result]]) -> list[Result]:
     ended."""
     async with OwnedTasks(Exception) as tasks:
         return await asyncio.gather(*map(tasks.start, works))
+
+
+async def ended(work: asyncio.Future[Result]) -> Result:
+    """Return the result of work that cannot be cancelled, such as that of a thread. A cancelled caller waits until it
+    has ended, so that what the caller holds meanwhile is not released too early."""
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        while not work.done():
+            with contextlib.suppress(asyncio.CancelledError):  # raised below
+                await asyncio.wait([work])
+        raise
 
 
 def being_cancelled() -> bool:

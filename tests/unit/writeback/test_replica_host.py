@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
+from headrace.base.tasks import OwnedTasks
+from headrace.overlay.snapshot import EntryType, Snapshot
 from headrace.ring.view import NodeInfo, next_view
 from headrace.wire.peer_messages import Replicate
 from headrace.writeback.replication.replica_host import ReplicaHost
+from headrace.writeback.replication.replica_layer import ReplicaLayer
 from headrace.writeback.sync_journal import SyncJournal
+
+VIEW = next_view(None, {"n0": NodeInfo("n0", "", "", "", 1 << 30, "", 3)}, epoch=1)
 
 
 async def test_a_writer_that_is_back_is_not_measured_by_what_was_put_in_its_place(tmp_path: Path) -> None:
     """It has put newer versions since, which the take-over's table doesn't know; the answer to the writer stays."""
-    view = next_view(None, {"n0": NodeInfo("n0", "", "", "", 1 << 30, "", 3)}, epoch=1)
 
     def tables(folder: Path) -> list[str]:
         return sorted(file.name for file in folder.glob("*.db*"))
 
     with ThreadPoolExecutor(1) as threads:
-        keeper = ReplicaHost("n1", str(tmp_path), cast(Any, None), threads, view=lambda: view)
+        keeper = ReplicaHost("n1", str(tmp_path), cast(Any, None), threads, view=lambda: VIEW)
         await keeper.replicate(Replicate("n0", [], begin=True, end=True))
         folder = Path(keeper.folder_of("n0"))
         for name in ("known.db", "taken.db"):
@@ -29,3 +37,42 @@ async def test_a_writer_that_is_back_is_not_measured_by_what_was_put_in_its_plac
         assert tables(folder) == ["known.db", "taken.db"]
         await keeper.replicate(Replicate("n0", [], begin=True, end=True))
         assert tables(folder) == ["taken.db"]
+
+
+async def test_a_request_that_was_given_up_does_not_overwrite_its_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread cannot be cancelled, so the next request of that writer waits for it."""
+    begun, go_on = threading.Event(), threading.Event()
+    place = ReplicaLayer.place
+
+    def slow_place(layer: ReplicaLayer, snapshot: Snapshot) -> None:
+        if snapshot.content == b"older":
+            begun.set()
+            go_on.wait()
+        place(layer, snapshot)
+
+    def replicate_of(content: bytes, inode: int) -> Replicate:
+        size_bytes = len(content)
+        file = Snapshot(b"/f", EntryType.FILE, inode, 1, 1, size_bytes, 0o644, content=content)
+        return Replicate("n0", [file], begin=False, end=False)
+
+    monkeypatch.setattr(ReplicaLayer, "place", slow_place)
+    with ThreadPoolExecutor(4) as threads:
+        keeper = ReplicaHost("n1", str(tmp_path), cast(Any, None), threads, view=lambda: VIEW)
+        async with OwnedTasks() as tasks:
+            older = tasks.start(keeper.replicate(replicate_of(b"older", 1)))
+            try:
+                await asyncio.to_thread(begun.wait, 60)
+                for _ in range(2):
+                    older.cancel()
+                    await asyncio.sleep(0)
+                newer = tasks.start(keeper.replicate(replicate_of(b"newer", 2)))
+                await asyncio.wait([newer], timeout=0.5)  # without the lock it ends meanwhile
+            finally:
+                go_on.set()
+            await asyncio.wait([older, newer])
+            await newer
+            assert older.cancelled()
+    with open(ReplicaLayer(keeper.folder_of("n0")).upper.at(b"/f").open(0), "rb") as file:
+        assert file.read() == b"newer"

@@ -20,7 +20,7 @@ from headrace.base.beneath import Root
 from headrace.base.deadline import Deadline
 from headrace.base.errors import PeerError, StoreError, UsageError
 from headrace.base.model import Version
-from headrace.base.tasks import all_of
+from headrace.base.tasks import all_of, ended
 from headrace.overlay.durable_writes import flush_folder
 from headrace.overlay.pending_version import PendingVersion
 from headrace.overlay.snapshot import Snapshot
@@ -186,8 +186,11 @@ class ReplicaHost:
         return layer
 
     async def _in_thread(self, work: Callable[..., object], *arguments: object):  # type: ignore[no-untyped-def]
+        """Return the result of work in a thread. A cancelled caller keeps its lock until the thread has ended:
+        otherwise the next request of that writer would run beside it, and the older content could win."""
+        call = asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+            return await ended(call)
         except OSError as error:
             raise StoreError(f"directory {self._folder}", why=os.strerror(error.errno or 0)) from error
 
