@@ -97,7 +97,8 @@ class WriteBack:
 
     async def stop(self) -> None:
         """Stop persisting, and close the layer. The next run repeats unfinished work."""
-        await self._tasks.close()
+        while self._tasks:  # a caller of `persist` may end its round meanwhile
+            await self._tasks.close()
         await self._observers.stop()
         await self._demoter.stop()
         self._quota.close()
@@ -189,10 +190,14 @@ class WriteBack:
         try:
             return await self._executor.run(steps)
         finally:
-            if steps:
-                await self._observers.on_persisted(list(steps), directories)
-                self._origin_changes.check_soon()
-                self._layer.write_ahead.flush_soon()
+            if steps:  # a cancelled caller of `persist` leaves the notification to its task: peers may be slow
+                await asyncio.shield(self._tasks.start(self._notify(list(steps), directories)))
+
+    async def _notify(self, paths: list[bytes], directories: set[bytes]) -> None:
+        """Notify the observers of the end of a round."""
+        await self._observers.on_persisted(paths, directories)
+        self._origin_changes.check_soon()
+        self._layer.write_ahead.flush_soon()
 
     # ------------------------------------------------------------ durability
 

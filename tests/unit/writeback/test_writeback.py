@@ -10,6 +10,7 @@ import pytest
 
 from headrace.base.clock import monotonic_s
 from headrace.base.errors import OriginUnavailableError
+from headrace.base.tasks import OwnedTasks
 from headrace.overlay.hiding import hide, rename_leaving_whiteout
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
@@ -253,3 +254,47 @@ async def test_a_directory_that_was_removed_leaves_nothing_dirty_until_the_delay
         assert write.waiting(b"/") == (0, 0)
         await assert_tree(layer, {b"/away/f": None})
         assert layer.names() == []
+
+
+class SlowObserver(RecordingObserver):
+    """Waits for a slow peer before others learn of a round. is_cut_off: whether a wait was cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.answered = asyncio.Event(), asyncio.Event()
+        self.is_cut_off = False
+
+    async def on_persisted(self, paths: list[bytes], folders: set[bytes]) -> None:
+        self.begun.set()
+        try:
+            await self.answered.wait()
+        except asyncio.CancelledError:
+            self.is_cut_off = True
+            raise
+        await super().on_persisted(paths, folders)
+
+
+async def test_others_learn_of_a_round_whose_caller_was_killed(layer: LayerFixture) -> None:
+    observer = SlowObserver()
+    async with layer.running(layer.write_back(observer)) as write, OwnedTasks() as tasks:
+        layer.write(b"/f", b"ours")
+        write.changed([b"/f"], 7)
+        call = tasks.start(write.persist(b"/f"))
+        await observer.begun.wait()
+        call.cancel()
+        await asyncio.wait([call])
+        assert call.cancelled()
+        observer.answered.set()
+        await until(lambda: observer.persisted == [[b"/f"]])
+
+
+async def test_a_stop_ends_the_notification_of_a_killed_caller(layer: LayerFixture) -> None:
+    observer = SlowObserver()
+    async with layer.running(layer.write_back(observer)) as write, OwnedTasks() as tasks:
+        layer.write(b"/f", b"ours")
+        write.changed([b"/f"], 7)
+        call = tasks.start(write.persist(b"/f"))
+        await observer.begun.wait()
+        call.cancel()
+        await asyncio.wait([call])
+    assert observer.is_cut_off
