@@ -245,9 +245,10 @@ async def test_while_the_records_are_away_it_goes_on() -> None:
 
 
 class Two:
-    """Two nodes that make names in one folder; what each looks at and tells is counted."""
+    """Two nodes that make names in one folder. on_look: called when a node looks at the folder next."""
 
     def __init__(self, folder: Path) -> None:
+        self.on_look: Callable[[], Awaitable[None]] | None = None
         shared = Followers()
         self.rights: dict[str, DirectoryLeases] = {}
         self.records: dict[str, EmbeddedRecords] = {}
@@ -270,7 +271,9 @@ class Two:
             )
 
     async def look(self, folder: bytes) -> None:
-        pass
+        on_look, self.on_look = self.on_look, None
+        if on_look is not None:
+            await on_look()
 
     async def tell_of(self, id: str) -> None:
         self.publishers.append(id)
@@ -396,5 +399,27 @@ async def test_a_lease_is_usable_once_that_of_the_node_is_renewed(tmp_path: Path
     assert two.has("n0")
     await two.rights["n1"].acquire(b"/d")
     assert (two.has("n0"), two.has("n1")) == (False, True)
+    for right in two.rights.values():
+        await right.stop()
+
+
+async def test_a_lease_acquired_while_that_of_the_node_was_lost_is_not_held(tmp_path: Path) -> None:
+    """Another node acquires the directory meanwhile: two holders would both succeed in one O_EXCL."""
+    two = Two(tmp_path)
+    for right in two.rights.values():
+        right.start()
+    holders: list[list[str]] = []
+
+    async def lose() -> None:
+        await two.records["n0"].close()  # its records end with its lease
+        two.records["n0"].leases_lost += 1
+        await pass_time(2 * directory_lease.CHECK_INTERVAL_S)
+        await two.rights["n1"].acquire(b"/d")
+        holders.append([id for id in two.rights if two.has(id)])
+
+    two.on_look = lose
+    await two.rights["n0"].acquire(b"/d")
+    holders.append([id for id in two.rights if two.has(id)])
+    assert holders == [["n1"], ["n0"]]
     for right in two.rights.values():
         await right.stop()

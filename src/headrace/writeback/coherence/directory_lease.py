@@ -106,7 +106,8 @@ class DirectoryLeases(WriteObserver):
         async with self._locks.setdefault(directory, asyncio.Lock()):
             await self._hold(directory)
             outage = Deadline.after(RECORDS_OUTAGE_S_MAX)
-            while not self._may_use():  # a session that tried now would only call again
+            # a session that tried without these would only call again
+            while directory not in self._held or not self._may_use():
                 if outage.passed():
                     raise ClusterUnavailableError(
                         os.fsdecode(directory), why="the lease of this node in the cluster is not renewed"
@@ -118,13 +119,16 @@ class DirectoryLeases(WriteObserver):
                 self.marks.set(self._upper.at(directory), directory, MARKS.leased)
 
     async def _hold(self, directory: bytes) -> None:
-        """Acquire the lease of a directory, unless this node has it. It has none after its own lease was lost."""
+        """Acquire the lease of a directory, unless this node has it. It has none after its own lease was lost, and
+        gets none if that happens meanwhile: another node may have acquired the directory since."""
         if self._records.leases_lost != self._leases_lost:
             await self._drop_all()
         if directory not in self._held:
+            leases_lost = self._records.leases_lost
             await self._acquire_record(directory)
             await self._refresh(directory)
-            self._held[directory] = monotonic_s()
+            if self._records.leases_lost == leases_lost:
+                self._held[directory] = monotonic_s()
 
     def _may_use(self) -> bool:
         """Return whether sessions can use leases now: the node's own lease is valid for some time."""
@@ -233,6 +237,7 @@ class DirectoryLeases(WriteObserver):
     async def _drop_all(self) -> None:
         """Drop all leases after the node's own was lost, because others may have acquired them. A record that this node
         wrote since is deleted."""
+        leases_lost = self._records.leases_lost  # one that is lost from here on needs another call
         held, self._held = self._held, {}
         with self._upper.lock:
             for directory in held:
@@ -241,7 +246,7 @@ class DirectoryLeases(WriteObserver):
             if await self._records.get(_key(directory)) == self._me.encode():
                 await self._records.delete(_key(directory))
             self._records.disown(_key(directory))
-        self._leases_lost = self._records.leases_lost
+        self._leases_lost = leases_lost
 
 
 def _key(directory: bytes) -> str:
