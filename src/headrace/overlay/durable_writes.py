@@ -5,6 +5,7 @@ A disk completes some hundred flushes a second. `docs/decisions/0052-one-flush-f
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -35,25 +36,40 @@ class DurableWrites:
 
     def flush(self) -> None:
         """Make earlier changes of names and attributes durable, with all bytes that were written back. Blocks. If a
-        flush fails, all threads that wait for it get its OSError."""
+        flush fails, all threads that wait for it get its OSError. If a signal's handler raises in the thread that
+        flushes, the others get InterruptedError."""
         if not self._is_on():
             return
         with self._lock:
             is_leader = self._next is None
             flush = self._next = self._next or Future()
         if is_leader:
-            with self._flushing:
-                with self._lock:
-                    self._next = None  # later callers wait for the next flush
-                self._run(flush)
+            try:
+                with self._flushing:
+                    with self._lock:
+                        self._next = None  # later callers wait for the next flush
+                    self._run(flush)
+            except BaseException:  # KeyboardInterrupt, which belongs to this thread alone
+                self._give_up(flush)
+                raise
         flush.result()
 
     def _run(self, flush: Future[None]) -> None:
         try:
             flush_folder(self._folder)
-            flush.set_result(None)
-        except BaseException as error:  # noqa: BLE001 - raised in all threads that wait
+        except Exception as error:  # noqa: BLE001 - raised in all threads that wait
             flush.set_exception(error)
+        else:
+            flush.set_result(None)
+
+    def _give_up(self, flush: Future[None]) -> None:
+        """End a flush whose thread was interrupted. The threads that wait for it get an error, and later callers begin
+        another flush."""
+        with self._lock:
+            if self._next is flush:
+                self._next = None
+        if not flush.done():
+            flush.set_exception(InterruptedError(errno.EINTR, "the flush was interrupted"))
 
 
 def flush_folder(directory: bytes | str) -> None:
