@@ -187,17 +187,17 @@ class WriteBack:
         self._scan.hide_unanswered()
         steps = await self._scan.steps_of(paths)
         directories = self._executor.folders_of(steps)
+
+        async def notify() -> None:
+            await self._observers.on_persisted(list(steps), directories)
+            self._origin_changes.check_soon()
+            self._layer.write_ahead.flush_soon()
+
         try:
             return await self._executor.run(steps)
         finally:
-            if steps:  # a cancelled caller of `persist` leaves the notification to its task: peers may be slow
-                await asyncio.shield(self._tasks.start(self._notify(list(steps), directories)))
-
-    async def _notify(self, paths: list[bytes], directories: set[bytes]) -> None:
-        """Notify the observers of the end of a round."""
-        await self._observers.on_persisted(paths, directories)
-        self._origin_changes.check_soon()
-        self._layer.write_ahead.flush_soon()
+            if steps:  # peers may be slow, so the notification continues after its caller was cancelled
+                await asyncio.shield(self._tasks.start(notify()))
 
     # ------------------------------------------------------------ durability
 
