@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 PREFIX = "policies"
 KEY = f"{PREFIX}/cluster"
 FILE = "policy.json"
+AGAIN_S = 5.0
+"""Seconds until a lost record is restored after etcd did not answer."""
 ATTEMPTS = 16
 """Attempts to set a policy while others set one, too."""
 
@@ -113,8 +115,7 @@ class Policies:
         assert self._records is not None
         await joined.wait()
         await self._records.follow(f"{PREFIX}/", self._on_record)
-        if self.current.record.number and await self._records.get(KEY) is None:
-            await self._restore()
+        await self._restore()
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -125,8 +126,7 @@ class Policies:
         ClusterUnavailableError. After a conflict this node obeys the other version: who asks for it gets it."""
         parse_policy(text)
         for _ in range(ATTEMPTS):
-            raw = await self._shared.read()
-            record = self._decoded(raw)
+            raw, record = await self._read()
             if record.number and record.text == text:  # a repeated request of a client that heard no answer
                 await self._obey(record)
                 return record
@@ -142,6 +142,16 @@ class Policies:
                 await self._obey(new)
                 return new
         raise PolicyConflictError("the policy", why="others set it at the same time", hint="try again")
+
+    async def _read(self) -> tuple[bytes | None, PolicyRecord]:
+        """Return the shared record and what it says, after this node put it right if it is an earlier one."""
+        raw = await self._shared.read()
+        record = self._decoded(raw)
+        if raw and record.number < self.current.record.number:
+            await self._take(raw)
+            raw = await self._shared.read()
+            record = self._decoded(raw)
+        return raw, record
 
     async def _replaced(self, old: bytes | None, new: PolicyRecord) -> bool:
         try:
@@ -221,9 +231,22 @@ class Policies:
         """Put a record of another node in force. One that is damaged, or that this release does not
         understand, is ignored."""
         try:
-            await self._obey(decode_record(value))
+            record = decode_record(value)
+            await self._obey(record)
         except (msgspec.DecodeError, UsageError) as error:
             log.warning("a policy of the cluster is refused, the one before stays error=%s", error)
+            return
+        if record.number < self.current.record.number:
+            await self._put_later_back(value)
+
+    async def _put_later_back(self, earlier: bytes) -> None:
+        """Replace an earlier record by the one in force. A node that had not heard of the later one restored it after
+        etcd lost its data. If the record is another by now, as after a late report, nothing changes. Numbers only
+        grow, so nodes with other histories do not replace each other's for ever."""
+        try:
+            await self._replaced(earlier, self.current.record)
+        except HeadraceError as error:
+            log.info("an earlier policy record is not replaced error=%s", error)
 
     async def _obey(self, record: PolicyRecord) -> None:
         """Put a shared record in force. Ignore an earlier one than the current: what etcd reports of a change may
@@ -233,13 +256,15 @@ class Policies:
             await self._adopt(record)
 
     async def _restore(self) -> None:
-        """Write the record again that was lost with etcd's data."""
-        record = self.current.record
-        try:
-            if record.number:
-                await self._shared.replace(None, encode_record(record))
-        except HeadraceError as error:
-            log.warning("the lost policy record is not restored error=%s", error)
+        """Write the record again if it was lost with etcd's data."""
+        while self.current.record.number:
+            try:
+                if not await self._shared.read():
+                    await self._shared.replace(None, encode_record(self.current.record))
+                return
+            except HeadraceError as error:
+                log.info("the lost policy record is not restored yet error=%s", error)
+                await asyncio.sleep(AGAIN_S)
 
     async def _adopt(self, record: PolicyRecord) -> None:
         self.current.adopt(record)

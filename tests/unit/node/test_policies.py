@@ -7,21 +7,52 @@ from pathlib import Path
 
 import pytest
 
-from headrace.base.errors import PolicyConflictError
+from headrace.base.errors import ClusterUnavailableError, PolicyConflictError
 from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.records import Followers
 from headrace.node.policies import FILE, KEY, Policies, PolicyFile
 from headrace.node.space_policy import NodeCapacity
 from headrace.policy.current import CurrentPolicy
 from headrace.policy.document import parse_policy
-from headrace.policy.record import PolicyRecord, decode_record, encode_record
+from headrace.policy.record import VERSIONS_KEPT_MAX, PolicyRecord, decode_record, encode_record
+from headrace.testing.virtual_loop import pass_time
 
 AT_ONCE = 8
 
 
-def policies_at(folder: Path, shared: Followers | None = None) -> Policies:
-    """Return the policies of a node. shared: the records of its cluster; None: it is alone."""
-    records = None if shared is None else EmbeddedRecords(shared)
+class FlakyRecords(EmbeddedRecords):
+    """failures: calls that fail. writes: those that changed a record."""
+
+    failures = 0
+    writes = 0
+
+    async def get(self, key: str) -> bytes | None:
+        self._fail()
+        return await super().get(key)
+
+    async def create(self, key: str, value: bytes, leased: bool = False) -> bool:
+        self._fail()
+        is_new = await super().create(key, value, leased)
+        self.writes += is_new
+        return is_new
+
+    async def replace(self, key: str, old: bytes, new: bytes, *, leased: bool = False) -> bool:
+        self._fail()
+        is_replaced = await super().replace(key, old, new, leased=leased)
+        self.writes += is_replaced
+        return is_replaced
+
+    def _fail(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise ClusterUnavailableError("etcd", why="it does not answer")
+
+
+def policies_at(
+    folder: Path, shared: Followers | None = None, *, records: EmbeddedRecords | None = None
+) -> Policies:
+    """Return the policies of a node. shared: the records of its cluster; None: it is alone, unless it has others."""
+    records = EmbeddedRecords(shared) if shared is not None else records
     return Policies(CurrentPolicy(), NodeCapacity(1 << 30), PolicyFile(str(folder)), records)
 
 
@@ -145,4 +176,90 @@ async def test_a_cluster_that_begins_anew_is_obeyed(tmp_path: Path) -> None:
     policies._on_record(KEY, encode_record(anew))
     await policies._tasks.wait()
     assert numbered(policies.current.record) == [(1, "# anew\n")]
+    await policies.stop()
+
+
+def history(name: str, count: int) -> PolicyRecord:
+    """Return a record of so many versions."""
+    record = PolicyRecord()
+    for number in range(1, count + 1):
+        record = record.followed_by(f"# {name}{number}\n", author=name, now_s=float(number))
+    return record
+
+
+def joined() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
+@pytest.mark.parametrize(
+    ("records", "count"),
+    [
+        ([history("a", 2), history("a", 1)], 2),
+        ([history("a", 2), history("a", 1), history("b", 1), PolicyRecord()], 1),
+        ([history("a", 2), history("b", 2)], 2),
+        ([history("a", VERSIONS_KEPT_MAX + 4), history("b", 2), history("a", 3)], VERSIONS_KEPT_MAX + 4),
+    ],
+    ids=["earlier", "mixed", "divided", "long"],
+)
+@pytest.mark.parametrize("is_last_first", [False, True])
+async def test_nodes_with_other_histories_agree_after_a_data_loss(
+    tmp_path: Path, records: list[PolicyRecord], count: int, *, is_last_first: bool
+) -> None:
+    """One of them restores its record first, and some heard nothing of later versions. is_last_first: it is the last.
+    They do not replace each other's record for ever."""
+    shared = Followers()
+    flaky = [FlakyRecords(shared) for _ in records]
+    policies = [policies_at(tmp_path / str(number), records=each) for number, each in enumerate(flaky)]
+    for policy, record in zip(policies, records, strict=True):
+        policy.current.adopt(record)
+    for policy in reversed(policies) if is_last_first else policies:
+        policy.start(joined())
+        await pass_time(1)
+    await pass_time(60)
+    agreed = decode_record(shared.mirror[KEY])
+    assert agreed.number >= count
+    assert sum(each.writes for each in flaky) <= len(records)
+    for policy in policies:
+        assert policy.current.record == agreed
+    last = await policies[0].set("# last\n", author="a", base=agreed.number)
+    await pass_time(1)
+    for policy in policies:
+        assert policy.current.record == last
+        await policy.stop()
+
+
+async def test_a_change_is_made_although_an_earlier_version_is_recorded(tmp_path: Path) -> None:
+    """Its record was restored, and this node has not heard of that."""
+    shared = Followers()
+    policies = policies_at(tmp_path, shared)
+    policies.current.adopt(history("a", 2))
+    shared.publish(KEY, encode_record(history("a", 1)))
+    assert await set_refused(policies)
+    assert decode_record(shared.mirror[KEY]) == history("a", 2)
+    assert (await policies.set("# 3\n", author="a", base=2)).number == 3
+    shared.publish(KEY, encode_record(history("a", 1)))
+    assert (await policies.set("# a1\n", author="a")).text == policies.current.record.text == "# a1\n"
+    await policies.stop()
+
+
+@pytest.mark.parametrize("at_start", [False, True])
+async def test_a_lost_record_is_restored_although_etcd_does_not_answer_at_first(
+    tmp_path: Path, *, at_start: bool
+) -> None:
+    records = FlakyRecords(Followers())
+    policies = policies_at(tmp_path, records=records)
+    policies.current.adopt(history("a", 2))
+    records.failures = 3 if at_start else 0
+    policies.start(joined())
+    await pass_time(60)
+    if not at_start:
+        records.failures = 3
+        records.shared.publish(KEY, None)
+        await pass_time(60)
+    assert decode_record(records.shared.mirror[KEY]) == history("a", 2)
+    records.shared.publish(KEY, encode_record(history("a", 3)))
+    await pass_time(1)
+    assert policies.current.record == history("a", 3)
     await policies.stop()
