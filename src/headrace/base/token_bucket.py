@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from headrace.base.clock import monotonic_s
 
@@ -16,6 +18,8 @@ LEAST_WAIT_S = 1e-6
 """Shorter waits are errors of rounding. The clock might not advance by one."""
 LOOK_S = 0.25
 """Seconds after which a waiting call looks whether the rate has changed."""
+PASSED = float("-inf")
+"""Place of a reservation that has passed: it never waits again."""
 
 
 class TokenBucket:
@@ -27,13 +31,17 @@ class TokenBucket:
         self._soon_per_s = 0.0
         self._level = rate_per_s * burst_s
         self._reserved = 0.0
+        self._waiting: deque[Reservation] = deque()
+        """Reservations that have not passed, by their places."""
         self._at_s = now_s
         self.is_lifted = False
         self._lock = threading.Lock()
 
     def lift(self) -> None:
         """Let all calls pass, also those that wait: the limit is gone for good."""
-        self.is_lifted = True
+        with self._lock:
+            self.is_lifted = True
+            self._waiting.clear()
 
     def reserve(self, amount: float, now_s: float) -> Reservation:
         """Take the amount. The reservation says how long to wait before using it."""
@@ -41,17 +49,21 @@ class TokenBucket:
             self._refill(now_s)
             self._level -= amount
             self._reserved += amount
-            return Reservation(self, amount, self._reserved)
+            reservation = Reservation(self, amount, self._reserved)
+            if not self.is_lifted:
+                self._waiting.append(reservation)
+                self._pass()
+            return reservation
 
-    def wait_s(self, place: float, now_s: float, *, soon: bool = False) -> float:
-        """Return the seconds until the sum of all reservations up to that place has passed. soon: by the rate that may
-        come soon."""
+    def wait_s(self, reservation: Reservation, now_s: float, *, soon: bool = False) -> float:
+        """Return the seconds until all reservations up to this one have passed. soon: by the rate that may come
+        soon."""
         if self.is_lifted:
             return 0.0
         with self._lock:
             self._refill(now_s)
             rate_per_s = max(self._rate_per_s, self._soon_per_s) if soon else self._rate_per_s
-            wait_s = (place - self._reserved - self._level) / rate_per_s
+            wait_s = (reservation.place - self._reserved - self._level) / rate_per_s
             return wait_s if wait_s > LEAST_WAIT_S else 0.0
 
     def debt(self, now_s: float) -> float:
@@ -60,10 +72,18 @@ class TokenBucket:
             self._refill(now_s)
             return max(0.0, -self._level)
 
-    def refund(self, amount: float) -> None:
+    def refund(self, reservation: Reservation) -> None:
+        """Give the amount back. Those who wait behind it wait less, and those before it as long as before."""
         with self._lock:
-            self._level += amount
-            self._reserved -= amount
+            self._level += reservation.amount
+            if self.is_lifted or reservation.place == PASSED:
+                return
+            self._reserved -= reservation.amount
+            index = self._waiting.index(reservation)
+            del self._waiting[index]
+            for other in islice(self._waiting, index, None):
+                other.place -= reservation.amount
+            reservation.place = PASSED
 
     def set_rate(self, rate_per_s: float, now_s: float, *, soon_per_s: float = 0.0) -> None:
         """Change the rate, which is above 0, also for calls that wait. soon_per_s: the rate that the next changes bring
@@ -86,11 +106,18 @@ class TokenBucket:
         full = max(self._rate_per_s * self._burst_s, 1.0)
         self._level = min(full, self._level + (now_s - self._at_s) * self._rate_per_s)
         self._at_s = now_s
+        self._pass()
+
+    def _pass(self) -> None:
+        """Note who has passed, because the level loses later what exceeds a full bucket."""
+        while self._waiting and self._waiting[0].place - self._reserved <= self._level:
+            self._waiting.popleft().place = PASSED
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Reservation:
-    """An amount that a call took from a bucket. place: the sum of all reservations up to this one."""
+    """An amount that a call took from a bucket. place: the sum of all reservations up to this one, without those that
+    were cancelled."""
 
     bucket: TokenBucket
     amount: float
@@ -98,15 +125,15 @@ class Reservation:
 
     def wait_s(self, now_s: float) -> float:
         """Return the seconds to wait by the present rate."""
-        return self.bucket.wait_s(self.place, now_s)
+        return self.bucket.wait_s(self, now_s)
 
     def wait_at_best_s(self, now_s: float) -> float:
         """Return the seconds to wait by the rate that may come soon."""
-        return self.bucket.wait_s(self.place, now_s, soon=True)
+        return self.bucket.wait_s(self, now_s, soon=True)
 
     def cancel(self) -> None:
         """Give the amount back: the call does not take place."""
-        self.bucket.refund(self.amount)
+        self.bucket.refund(self)
 
 
 def longest_wait_s(reservations: Iterable[Reservation]) -> float:
