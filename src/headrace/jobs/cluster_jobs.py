@@ -151,7 +151,7 @@ class ClusterJobs:
             record = JobRecord(str(number), kind, path, options, self._me, data=data)
             raw = msgspec.json.encode(record)
             if await self._records.create(job_key(record.id), raw):
-                self._on_record(job_key(record.id), raw)
+                self._note_written(record.id, record, raw, before=b"")
                 log.info("job submitted id=%s kind=%s path=%s", record.id, kind, path)
                 return record.id
 
@@ -232,7 +232,7 @@ class ClusterJobs:
                 return
             new = msgspec.json.encode(changed)
             if await self._records.replace(job_key(id), raw, new):
-                self._on_record(job_key(id), new)
+                self._note_written(id, changed, new, before=raw)
                 return
         raise UsageError(f"job {id}", why="the job was deleted", hint="see `headrace job list`")
 
@@ -267,6 +267,14 @@ class ClusterJobs:
         if ring is not self._marked[0]:
             self._marked = (ring, ring_mark(ring))
         return self._marked[1] if kind in FETCHING else EVERYWHERE
+
+    def _note_written(self, id: str, record: JobRecord, raw: bytes, *, before: bytes) -> None:
+        """Apply a record that this node wrote in place of another one. The watch may have reported it, and newer ones,
+        before the write was answered."""
+        state = self._states.get(id) or _LocalJob()
+        known = state.record if state.raw else None
+        if state.raw == before or (known is not None and _stage_of(known) < _stage_of(record)):
+            self._on_record(job_key(id), raw)
 
     def _on_record(self, key: str, value: bytes | None) -> None:
         """Apply a record that was created, changed, or deleted (None)."""
@@ -326,15 +334,15 @@ class ClusterJobs:
 
     async def _reconcile(self, id: str, state: _LocalJob) -> None:
         """Bring this node's task and its records in line with the record of the job."""
-        record = state.record
-        if record is None or not state.raw:
+        record, raw = state.record, state.raw
+        if record is None or not raw:
             await self._on_deleted(id, state)
         elif record.state != RUNNING:
             await state.drop_task(self._records, id, self._me)
         else:
             await self._ensure_task(record, state)
             await self._publish(id, state)
-            await self._end_if_over(record, state)
+            await self._end_if_over(record, raw, state)
 
     async def _on_deleted(self, id: str, state: _LocalJob) -> None:
         """Forget a deleted job. No node deletes a running job: if its record vanished, etcd lost its data, and this
@@ -350,13 +358,13 @@ class ClusterJobs:
 
     async def _ensure_task(self, record: JobRecord, state: _LocalJob) -> None:
         """Start this node's task, or restart it if the ring or the attempt has changed."""
-        ring = self._view().ring
+        ring, mark = self._view().ring, self._mark(record.kind)  # both change while this task waits
         if self._me not in self._members(record):
             await state.drop_task(self._records, record.id, self._me)
             return
         before = state.task
         is_same_attempt = before is not None and before.job.attempt == record.attempt
-        if before is not None and is_same_attempt and before.mark == self._mark(record.kind):
+        if before is not None and is_same_attempt and before.mark == mark:
             return
         if before is not None:
             await before.stop()
@@ -366,7 +374,7 @@ class ClusterJobs:
             record,
             self.local,
             RingShares(self._me, ring, self._segment_bytes),
-            mark=self._mark(record.kind),
+            mark=mark,
             replicas=self._replicas,
             on_change=self._wake.set,
             carried=carried,
@@ -387,8 +395,9 @@ class ClusterJobs:
         state.published, state.published_s = record, now_s
         state.tasks[self._me] = record
 
-    async def _end_if_over(self, record: JobRecord, state: _LocalJob) -> None:
-        """Write the end of the job if all tasks are done and this node has the smallest id."""
+    async def _end_if_over(self, record: JobRecord, raw: bytes, state: _LocalJob) -> None:
+        """Write the end of the job if all tasks are done and this node has the smallest id. raw: the record that this
+        round began with; a job that was changed meanwhile isn't over."""
         tasks = self._current_tasks(record, state)
         is_over = len(tasks) == len(self._members(record)) and all(task.done for task in tasks)
         if not is_over or self._me != min(self._view().nodes, default=self._me):
@@ -401,9 +410,9 @@ class ClusterJobs:
         outcome = FAILED if summary.failed_files else DONE
         ended = msgspec.structs.replace(record, state=outcome, summary=_ended(summary))
         new = msgspec.json.encode(ended)
-        if await self._records.replace(job_key(record.id), state.raw, new):
+        if await self._records.replace(job_key(record.id), raw, new):
             log.info("job ended id=%s state=%s failed=%d", record.id, outcome, summary.failed_files)
-            self._on_record(job_key(record.id), new)
+            self._note_written(record.id, ended, new, before=raw)
             await _prune(self._records, self._states)
 
 
@@ -412,6 +421,12 @@ async def _prune(records: Records, states: Mapping[str, _LocalJob]) -> None:
     ended = [id for id, state in states.items() if state.record and state.record.state in ENDS]
     for id in sorted(ended, key=_order)[:-ENDED_KEPT_MAX]:
         await records.delete(job_key(id))
+
+
+def _stage_of(record: JobRecord) -> tuple[int, bool]:
+    """Return how far a job is. It grows with every change of the record: an attempt ends once, and then the next one
+    begins."""
+    return record.attempt, record.state in ENDS
 
 
 def _order(id: str) -> tuple[int, str]:

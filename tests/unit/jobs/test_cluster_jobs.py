@@ -12,12 +12,14 @@ import pytest
 
 from headrace.base.errors import ClusterUnavailableError, OriginDeniedError, PathNotFoundError, UsageError
 from headrace.cluster.embedded import EmbeddedRecords
-from headrace.cluster.records import Followers
+from headrace.cluster.records import Followers, Records
+from headrace.jobs.task import CarriedProgress, JobTask
 from headrace.origin.origin import Origin
+from headrace.ring.ring import Ring
 from headrace.testing.waiting import until
 from headrace.wire.messages import JobState
 from tests.faulty_origin import FaultyOrigin
-from tests.unit.jobs.many_runners import MIB, JobClusterFixture
+from tests.unit.jobs.many_runners import MIB, JobClusterFixture, RecordsOfNode
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -183,6 +185,84 @@ async def test_the_counts_of_a_part_are_carried_over_a_change_of_the_ring(world:
     assert row.files_done == kept
     world.origin.release()
     assert (await world.agree(id)).files_done == 60
+
+
+async def test_a_ring_that_changes_while_a_task_restarts_leaves_no_file_out(
+    world: JobClusterFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node that joined leaves while another one counts what it keeps of its task."""
+    names = world.put_many(80)
+    world.origin.hold_after = 10
+    id = await world.runners["b"].jobs.submit("load", "/d", {})
+    await world.origin.held.wait()
+    await world.until("a", id, lambda row: not row.listing and len(row.files_by_node) == 3)
+    carried = JobTask.carried
+    left = asyncio.Event()
+
+    async def carried_while_one_leaves(task: JobTask, ring: Ring) -> CarriedProgress:
+        if not left.is_set():
+            left.set()
+            await world.kill("d")
+        return await carried(task, ring)
+
+    monkeypatch.setattr(JobTask, "carried", carried_while_one_leaves)
+    await world.join("d")
+    await left.wait()
+    world.origin.release()
+    row = await world.agree(id)
+    assert (row.state, row.files_done, row.files_total) == ("done", 80, 80)
+    await world.check_loaded(names)
+
+
+async def test_an_answer_that_comes_late_takes_no_job_back_in_time(tmp_path: Path) -> None:
+    """The end of a job is known before the write that began it again is answered."""
+
+    class LateRecords(RecordsOfNode):
+        async def replace(self, key: str, old: bytes, new: bytes, *, leased: bool = False) -> bool:
+            is_replaced = await super().replace(key, old, new, leased=leased)
+            await until(lambda: is_again_done("c"))
+            return is_replaced
+
+    def records_of(node: str) -> Records:
+        return LateRecords(w.records, node) if node == "c" else w.records.of(node)
+
+    def is_again_done(node: str) -> bool:
+        (row,) = w.runners[node].jobs.rows(id)
+        return (row.state, row.attempt) == ("done", 2)
+
+    w = JobClusterFixture(tmp_path, records=records_of)
+    async with w.running():
+        names = w.put_many(20)
+        id = await w.runners["a"].jobs.submit("load", "/d", {})
+        await w.agree(id)
+        await w.runners["c"].jobs.retry(id)
+        assert all(map(is_again_done, w.runners))
+        await w.check_loaded(names)
+
+
+async def test_a_job_that_is_cancelled_while_its_end_is_written_stays_cancelled(
+    world: JobClusterFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = world.put_many(5)
+    pins, reached, cancelled = world.runners["a"].jobs.pins, asyncio.Event(), asyncio.Event()
+    add = pins.add
+
+    async def add_late(path: str, options: dict[str, str]) -> None:
+        reached.set()
+        await cancelled.wait()
+        await add(path, options)
+
+    monkeypatch.setattr(pins, "add", add_late)
+    id = await world.runners["b"].jobs.submit("pin", "/d", {})
+    await reached.wait()
+    await world.runners["b"].jobs.cancel(id)
+    await until(lambda: world.runners["a"].jobs.rows(id)[0].state == "cancelled")
+    cancelled.set()
+    assert (await world.agree(id)).state == "cancelled"
+    await until(lambda: set(world.records.values) >= {"jobs/1"})
+    await asyncio.sleep(5)  # the loop's time is virtual
+    assert world.runners["a"].jobs.rows(id)[0].state == "cancelled"
+    await world.check_loaded(names)
 
 
 async def test_cancel_stops_all_nodes_and_a_retry_ends_it(world: JobClusterFixture) -> None:
