@@ -38,7 +38,9 @@ class Cancel:
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep until the timeout or until this is set; return whether it is set."""
-        return bool(select.select([self], [], [], timeout_s)[0])
+        watched = select.poll()  # not select.select: sessions have descriptors above 1023
+        watched.register(self, select.POLLIN)
+        return bool(watched.poll(max(0.0, timeout_s) * 1000))
 
     def close(self) -> None:
         with self._lock:

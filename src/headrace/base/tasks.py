@@ -36,8 +36,8 @@ class OwnedTasks:
         await self.close()
 
     def __bool__(self) -> bool:
-        """Return whether a task is running."""
-        return bool(self._tasks)
+        """Return whether a task is running. Those that have ended do not count, also before their callbacks run."""
+        return not all(task.done() for task in self._tasks)
 
     def start(self, work: Awaitable[Result]) -> asyncio.Task[Result]:
         task: asyncio.Task[Result] = asyncio.ensure_future(work)

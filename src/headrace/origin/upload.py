@@ -76,7 +76,10 @@ class ByteBudget:
                 if waiter.done() and not waiter.cancelled():
                     self._release(size)
                 else:
-                    self._waiting.remove((size, waiter))
+                    with contextlib.suppress(
+                        ValueError
+                    ):  # a holder that left in this turn may have removed it
+                        self._waiting.remove((size, waiter))
                     self._release(0)
                 raise
         else:

@@ -78,3 +78,16 @@ async def test_the_first_failure_of_many_ends_the_others(caplog: pytest.LogCaptu
     assert ended == ["other"]
     assert await all_of([asyncio.sleep(0, 1), asyncio.sleep(0, 2)]) == [1, 2]
     assert caplog.records == []  # it was raised
+
+
+async def test_a_task_that_has_ended_is_not_running() -> None:
+    """Also before its callbacks have run, when those whom it woke may look."""
+    tasks, seen = OwnedTasks(), list[tuple[bool, bool]]()
+
+    async def work() -> None:
+        asyncio.get_running_loop().call_soon(lambda: seen.append((task.done(), bool(tasks))))
+
+    task = tasks.start(work())
+    assert tasks
+    await task
+    assert seen == [(True, False)]

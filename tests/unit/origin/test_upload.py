@@ -116,3 +116,17 @@ def test_equal_tokens_are_equal_versions_whatever_the_time() -> None:
     assert Version(5, 1, 'W/"abc"') != Version(5, 2, 'W/"abc"')  # weak: may be of other bytes
     assert Version(5, 1) != Version(5, 2) and Version(5, 1) == Version(5, 1)
     assert Version(5, 1, '"abc"') != Version(5, 1)
+
+
+async def test_a_holder_and_the_next_one_may_both_be_late() -> None:
+    """Both leave in the same turn of the loop: the memory of the holder goes to one who is leaving."""
+    budget = ByteBudget(10)
+
+    async def one() -> None:
+        async with asyncio.timeout(5), budget.reserve(10):
+            await asyncio.sleep(60)
+
+    outcomes = await asyncio.gather(one(), one(), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [TimeoutError, TimeoutError]
+    async with asyncio.timeout(5), budget.reserve(10):
+        pass
