@@ -77,6 +77,16 @@ class _LocalJob:
         self.published_s = float("-inf")
         self.shown = TaskProgress()
 
+    def is_older(self, record: JobRecord, before: bytes) -> bool:
+        """Return whether the known record is older than this one, which was written in place of `before`."""
+        known = self.record if self.raw else None
+        return self.raw == before or (known is not None and _stage_of(known) < _stage_of(record))
+
+    def apply(self, raw: bytes, record: JobRecord) -> None:
+        if self.record is not None and self.record.attempt != record.attempt:
+            self.shown = TaskProgress()
+        self.raw, self.record = raw, record
+
     async def drop_task(self, records: Records, id: str, me: str) -> None:
         """Stop this node's task of the job, and delete the task's record."""
         if self.task is not None:
@@ -151,7 +161,7 @@ class ClusterJobs:
             record = JobRecord(str(number), kind, path, options, self._me, data=data)
             raw = msgspec.json.encode(record)
             if await self._records.create(job_key(record.id), raw):
-                self._note_written(record.id, record, raw, before=b"")
+                self._on_record(job_key(record.id), raw, before=b"")
                 log.info("job submitted id=%s kind=%s path=%s", record.id, kind, path)
                 return record.id
 
@@ -232,7 +242,7 @@ class ClusterJobs:
                 return
             new = msgspec.json.encode(changed)
             if await self._records.replace(job_key(id), raw, new):
-                self._note_written(id, changed, new, before=raw)
+                self._on_record(job_key(id), new, before=raw)
                 return
         raise UsageError(f"job {id}", why="the job was deleted", hint="see `headrace job list`")
 
@@ -268,16 +278,9 @@ class ClusterJobs:
             self._marked = (ring, ring_mark(ring))
         return self._marked[1] if kind in FETCHING else EVERYWHERE
 
-    def _note_written(self, id: str, record: JobRecord, raw: bytes, *, before: bytes) -> None:
-        """Apply a record that this node wrote in place of another one. The watch may have reported it, and newer ones,
-        before the write was answered."""
-        state = self._states.get(id) or _LocalJob()
-        known = state.record if state.raw else None
-        if state.raw == before or (known is not None and _stage_of(known) < _stage_of(record)):
-            self._on_record(job_key(id), raw)
-
-    def _on_record(self, key: str, value: bytes | None) -> None:
-        """Apply a record that was created, changed, or deleted (None)."""
+    def _on_record(self, key: str, value: bytes | None, *, before: bytes | None = None) -> None:
+        """Apply a record that was created, changed, or deleted (None). before: this node wrote the record in place of
+        that one, and the watch may have reported newer ones already."""
         id, node = parse_key(key)
         state = self._states.setdefault(id, _LocalJob())
         try:
@@ -287,9 +290,8 @@ class ClusterJobs:
                 state.raw = b""
             else:
                 record = decode_json(value, JobRecord)
-                if state.record is not None and state.record.attempt != record.attempt:
-                    state.shown = TaskProgress()
-                state.raw, state.record = value, record
+                if before is None or state.is_older(record, before):
+                    state.apply(value, record)
         except (ValueError, RecursionError) as error:
             log.warning("job record is invalid key=%s error=%s", key, error)
         self._wake.set()
@@ -412,7 +414,7 @@ class ClusterJobs:
         new = msgspec.json.encode(ended)
         if await self._records.replace(job_key(record.id), raw, new):
             log.info("job ended id=%s state=%s failed=%d", record.id, outcome, summary.failed_files)
-            self._note_written(record.id, ended, new, before=raw)
+            self._on_record(job_key(record.id), new, before=raw)
             await _prune(self._records, self._states)
 
 

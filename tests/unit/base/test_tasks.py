@@ -82,12 +82,12 @@ async def test_the_first_failure_of_many_ends_the_others(caplog: pytest.LogCaptu
 
 async def test_a_task_that_has_ended_is_not_running() -> None:
     """Also before its callbacks have run, when those whom it woke may look."""
-    tasks, seen = OwnedTasks(), list[tuple[bool, bool]]()
+    tasks, states = OwnedTasks(), list[tuple[bool, bool]]()
 
     async def work() -> None:
-        asyncio.get_running_loop().call_soon(lambda: seen.append((task.done(), bool(tasks))))
+        asyncio.get_running_loop().call_soon(lambda: states.append((task.done(), bool(tasks))))
 
     task = tasks.start(work())
     assert tasks
     await task
-    assert seen == [(True, False)]
+    assert states == [(True, False)]

@@ -16,6 +16,7 @@ from headrace.cluster.records import Followers, Records
 from headrace.jobs.task import CarriedProgress, JobTask
 from headrace.origin.origin import Origin
 from headrace.ring.ring import Ring
+from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
 from headrace.wire.messages import JobState
 from tests.faulty_origin import FaultyOrigin
@@ -259,8 +260,7 @@ async def test_a_job_that_is_cancelled_while_its_end_is_written_stays_cancelled(
     await until(lambda: world.runners["a"].jobs.rows(id)[0].state == "cancelled")
     cancelled.set()
     assert (await world.agree(id)).state == "cancelled"
-    await until(lambda: set(world.records.values) >= {"jobs/1"})
-    await asyncio.sleep(5)  # the loop's time is virtual
+    await pass_time(5.0)
     assert world.runners["a"].jobs.rows(id)[0].state == "cancelled"
     await world.check_loaded(names)
 

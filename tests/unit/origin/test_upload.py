@@ -124,7 +124,7 @@ async def test_a_holder_and_the_next_one_may_both_be_late() -> None:
 
     async def one() -> None:
         async with asyncio.timeout(5), budget.reserve(10):
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
 
     outcomes = await asyncio.gather(one(), one(), return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [TimeoutError, TimeoutError]
