@@ -16,9 +16,10 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -233,20 +234,19 @@ class Saver:
             outcome = self._save(job, attempt, tree, request, start_s)
         except BaseException as error:  # the thread ends here; `SaveHandle.wait` raises it
             outcome = error
-            self._parts.drop(attempt)
             log.warning(
                 "a checkpoint was not saved step=%d error=%s", request.step, error, exc_info=_is_defect(error)
             )
-            attempt.fail(error)
-        finally:
-            job.inbox.drain()
-            job.pool.close()
-        try:
-            attempt.end()
-            if not isinstance(outcome, BaseException):
-                self._prune()
-        except HeadraceError as error:  # the checkpoint is committed
-            log.warning("deleting old checkpoint files failed step=%d error=%s", request.step, error)
+        works: list[Callable[[], object]] = [job.inbox.drain, job.pool.close, attempt.end]
+        if isinstance(outcome, BaseException):
+            works = [partial(self._parts.drop, attempt), partial(attempt.fail, outcome), *works]
+        else:  # the checkpoint is committed
+            works.append(self._prune)
+        for work in works:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - the outcome stays, and somebody may wait for it
+                log.warning("deleting old checkpoint files failed step=%d error=%s", request.step, error)
         job.handle.finish(outcome)
 
     def _save(

@@ -83,9 +83,14 @@ class Arena:
     def _new(self) -> Slot:
         with self._changed:
             self._slot_count += 1
-        memory = page_aligned(self.slot_bytes)
-        if self._on_new is not None:
-            self._on_new(memory)
+        try:
+            memory = page_aligned(self.slot_bytes)
+            if self._on_new is not None:
+                self._on_new(memory)
+        except BaseException:  # a slot that does not exist is never released: `acquire` would wait for it
+            with self._changed:
+                self._slot_count -= 1
+            raise
         return Slot(memory)
 
 

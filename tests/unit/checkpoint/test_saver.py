@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +34,17 @@ from headrace.checkpoint import (
     verify,
 )
 from headrace.checkpoint import folder as checkpoint_folder
+from headrace.checkpoint.commit import Attempt
+from headrace.checkpoint.memory import page_aligned
+from headrace.checkpoint.pack import PackWriter
 from headrace.checkpoint.prune import prune
+from headrace.checkpoint.stage import Slot
+from headrace.checkpoint.storage import SaveClaim
 from tests.unit.checkpoint.faulty_place import FaultyPlace, GatedPlace
 from tests.unit.checkpoint.states import same, state_of
 
 KIB = 1024
+WAIT_S = 60.0
 SMALL = SaveOptions(chunk_bytes=4 * KIB, slot_bytes=16 * KIB, budget_bytes=256 * KIB)
 
 
@@ -259,6 +267,52 @@ def test_close_raises_what_nobody_was_told(tmp_path: Path) -> None:
     saver.save({"w": noise(9000)}, 1)
     with pytest.raises(CheckpointFailedError, match="the disk"):
         saver.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.expected_warnings("headrace.checkpoint.save")
+def test_a_failing_clean_up_leaves_nobody_waiting(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The close of a file may fail at the end, as on NFS. The outcome of the save stays as it was."""
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    place = FaultyPlace(str(tmp_path), CheckpointFailedError("the disk"), fail_at=3 * fails, stays=True)
+    for kind, name in ((SaveClaim, "release"), (PackWriter, "drop"), (Attempt, "fail")):
+        monkeypatch.setattr(kind, name, broken)
+    saver = Saver(place, options=SMALL)
+    saving = saver.save({"w": noise(9000)}, 1)
+    if fails:
+        with pytest.raises(CheckpointFailedError, match="the disk"):
+            saving.wait(WAIT_S)
+    else:
+        saving.wait(WAIT_S)
+        assert same(load(str(tmp_path)), {"w": noise(9000)})
+    saver.close()
+
+
+def test_a_slot_without_memory_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the next save would wait for ever for a slot that does not exist."""
+
+    def no_memory(size_bytes: int) -> Any:
+        raise MemoryError
+
+    saver = Saver(str(tmp_path), options=SMALL)
+    with monkeypatch.context() as patches:
+        patches.setattr("headrace.checkpoint.stage.page_aligned", no_memory)
+        for _ in range(SMALL.budget_bytes // SMALL.slot_bytes + 1):  # type: ignore[operator]
+            with pytest.raises(MemoryError):
+                saver.reserve(SMALL.slot_bytes)
+    with ThreadPoolExecutor(1) as threads:
+        saving = threads.submit(saver.save, {"w": noise(9000)}, 1)
+        try:
+            saving.result(WAIT_S).wait(WAIT_S)
+        finally:  # no thread of a failed test hangs
+            saver._arena.release(Slot(page_aligned(SMALL.slot_bytes)))
+    saver.close()
+    assert same(load(str(tmp_path)), {"w": noise(9000)})
 
 
 @pytest.mark.parametrize("how", ["flipped", "short", "gone"])
