@@ -40,7 +40,7 @@ class GroupCommit(Generic[Item, Result]):
         result: asyncio.Future[Result] = loop.create_future()
         if alone:
             self._begin([(item, result)])
-            return await result
+            return await self._claim(result)
         self._waiting.append((item, result))
         if len(self._waiting) == self._most:
             self._begin_all()
@@ -48,7 +48,17 @@ class GroupCommit(Generic[Item, Result]):
             loop.call_soon(self._begin_all)
         elif len(self._waiting) == 1:
             loop.call_later(self._delay_s, self._begin_all)
-        return await result
+        return await self._claim(result)
+
+    async def _claim(self, result: asyncio.Future[Result]) -> Result:
+        """Wait for a result. The caller may be cancelled after the result is set and before it runs again."""
+        try:
+            return await result
+        except asyncio.CancelledError:
+            has_result = result.done() and not result.cancelled() and result.exception() is None
+            if has_result and self._unclaimed is not None:
+                self._unclaimed(result.result())
+            raise
 
     async def stop(self) -> None:
         """Cancel waiting items, and wait for the batches that are being worked on."""

@@ -86,6 +86,22 @@ async def test_the_result_of_one_who_left_is_given_back() -> None:
     assert unclaimed == [4]
 
 
+async def test_the_result_of_one_who_is_cancelled_as_it_comes_is_given_back() -> None:
+    """The caller has its result, and does not run again before it is cancelled."""
+    unclaimed = list[int]()
+
+    async def work(items: list[int]) -> list[int | Exception]:
+        asyncio.get_running_loop().call_soon(caller.cancel)
+        return [2 * item for item in items]
+
+    batches = GroupCommit(work, most=8, unclaimed=unclaimed.append)
+    caller = asyncio.ensure_future(batches.submit(2))
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    await batches.stop()
+    assert unclaimed == [4]
+
+
 async def test_who_wants_it_soon_takes_those_along_that_wait() -> None:
     doubled = Doubled()
     batches = GroupCommit(doubled.work, most=8, delay_s=60)
