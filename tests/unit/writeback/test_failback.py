@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from headrace.base.tasks import OwnedTasks
+from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
 from headrace.wire.peer_messages import FailedOverFile
 from headrace.writeback.sync_journal import JournalRecord
@@ -93,3 +97,32 @@ async def test_a_node_that_does_not_answer_is_skipped(tmp_path: Path) -> None:
         assert nodes.writer.journal.get(PATH) is None
         assert await nodes.writer.uploads.put(PATH) is not None
         assert nodes.writer.kept() == [] and await nodes.writer.origin_bytes(PATH) == b"ours"
+
+
+async def test_a_cancelled_query_is_none_for_those_who_wait_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the file of the next in the queue becomes a needless conflict copy."""
+    async with persisted_elsewhere(tmp_path) as nodes, OwnedTasks() as tasks:
+        waits, answers = asyncio.Event(), asyncio.Event()
+        query = nodes.peers.query_failover
+
+        async def slow_query(*words: Any, **options: Any) -> list[FailedOverFile]:
+            waits.set()
+            await answers.wait()
+            return await query(*words, **options)
+
+        monkeypatch.setattr(nodes.peers, "query_failover", slow_query)
+        first = tasks.start(nodes.failback.ask())
+        await waits.wait()
+        waits.clear()
+        second, third = tasks.start(nodes.failback.ask()), tasks.start(nodes.failback.ask())
+        await pass_time(0.01)
+        first.cancel()
+        await waits.wait()  # the second queries
+        second.cancel()
+        await asyncio.wait([first, second])
+        answers.set()
+        await third
+        row = nodes.writer.journal.get(PATH)
+        assert row is not None and row.version == await nodes.writer.origin_version(PATH)

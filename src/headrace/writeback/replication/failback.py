@@ -40,10 +40,11 @@ class Failback:
         async with self._asking:
             if self._asked_s > wanted_s:
                 return  # an earlier caller queried after this call began
-            self._asked_s = monotonic_s()
+            begun_s = monotonic_s()
             for node in self._view().nodes.values():
                 if node.id != self._me:
                     await self._ask(node)
+            self._asked_s = begun_s  # not before: a cancelled query is none for those who wait
 
     async def _ask(self, node: NodeInfo) -> None:
         try:
