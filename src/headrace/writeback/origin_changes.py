@@ -89,8 +89,8 @@ class OriginChangeReconciler:
             self.due_s = 0.0
 
     async def check_waiting(self) -> None:
-        """Check all waiting paths. A path stays in the queue if its origin does not answer, or if it is dirty here and
-        another node wrote it, too. Its next check is due after a pause."""
+        """Check all waiting paths. A path stays in the queue if its origin does not answer, if the disk fails, or if it
+        is dirty here and another node wrote it, too. Its next check is due after a pause."""
         self.due_s = math.inf
         paths, self._waiting = sorted(self._waiting), set()
         self._emptied.update(directory for path in paths for directory in self._demoted_below(path))
@@ -103,7 +103,12 @@ class OriginChangeReconciler:
 
         async def check(row: JournalRecord) -> None:
             async with gate:
-                await self._check(row)
+                try:
+                    await self._check(row)
+                except (HeadraceError, OSError) as error:  # a full disk takes no marks
+                    path = os.fsdecode(row.path)
+                    log.warning("a clean file was not checked, retrying path=%s error=%s", path, error)
+                    self._waiting.add(row.path)
 
         await asyncio.gather(*(check(row) for row in rows))
         gone = [

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 
+import pytest
+
+from headrace.base.clock import monotonic_s
+from headrace.testing.virtual_loop import pass_time
+from headrace.writeback import origin_changes
 from headrace.writeback.origin_changes import OriginChangeReconciler
 from tests.faulty_origin import PlannedFault
 from tests.unit.writeback.layer_fixture import LIMIT_S, LayerFixture
@@ -40,6 +46,26 @@ async def test_what_others_replaced_means_theirs(layer: LayerFixture) -> None:
     assert PATH in layer.meant_anew and changes.due_s == math.inf
     entry = layer.namespace.tree.entry_at(PATH)
     assert entry is not None and entry.version == await layer.origin_version(PATH)
+
+
+@pytest.mark.expected_warnings("headrace.writeback.origin_changes")
+async def test_a_check_that_the_disk_fails_is_tried_again_after_a_pause(
+    layer: LayerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> bool:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    changes = await persisted(layer)
+    layer.memory.hold("d/f", THEIRS)
+    with monkeypatch.context() as patches:
+        patches.setattr(origin_changes, "remove_clean_file", fail)
+        await look(layer, changes)
+    assert layer.content(PATH) == OURS
+    assert monotonic_s() < changes.due_s < math.inf
+    await pass_time(changes.due_s - monotonic_s())
+    await changes.check_waiting()
+    assert layer.upper.lookup(PATH) is None and layer.journal.get(PATH) is None
+    assert PATH in layer.meant_anew and changes.due_s == math.inf
 
 
 async def test_what_others_removed_is_gone_with_its_directory(layer: LayerFixture) -> None:
