@@ -102,9 +102,9 @@ class Membership:
             raise ClusterUnavailableError(
                 "node drain", why="this node is not in the cluster: etcd is unavailable"
             )
-        self._info = msgspec.structs.replace(self._info, draining=True)
-        await self._records.put(self._key, msgspec.json.encode(self._info), leased=True)
-        self._changed.set()
+        info = msgspec.structs.replace(self._info, draining=True)
+        await self._records.put(self._key, msgspec.json.encode(info), leased=True)
+        self._begin_to_drain()
 
     def status(self) -> dict[str, Any]:
         away_since_s = self._records.away_since_s
@@ -196,6 +196,8 @@ class Membership:
             if info is not None and info.instance != self._info.instance:
                 if info.instance not in self._displaced:  # otherwise it is the run that this one replaced
                     self._on_replaced(info)
+            elif info is not None and info.draining and not self._info.draining:
+                self._begin_to_drain()  # the record was written although the call that wrote it failed
             elif value is None:
                 self._record_lost_s = monotonic_s()
                 asyncio.get_running_loop().call_later(RETURN_S + SETTLE_S, self._changed.set)
@@ -206,6 +208,11 @@ class Membership:
             self._departed.pop(id, None)
         elif old_info is not None:
             self._departed[id] = (old_info, monotonic_s())
+        self._changed.set()
+
+    def _begin_to_drain(self) -> None:
+        """Leave the ring as all nodes do that read this node's record: after it is written, never before."""
+        self._info = msgspec.structs.replace(self._info, draining=True)
         self._changed.set()
 
     def _may_return(self) -> dict[str, NodeInfo]:

@@ -29,6 +29,7 @@ from headrace.node.cluster_link import ClusterLink
 from headrace.node.cluster_writing import ClusterWriting
 from headrace.node.copies import CopyKeeper, OwnedFiles
 from headrace.node.dirty_data import DirtyData
+from headrace.node.draining import drain
 from headrace.node.hot_copies import EXTRA_SHARE, HotCopies
 from headrace.node.shared_mounts import MountRecord, SharedMounts
 from headrace.ring.view import SEGMENT_BYTES, ClusterView
@@ -177,7 +178,7 @@ class ClusterServices:
         if request.kind == "sync":
             return self._sync(request)
         if request.kind == "drain":
-            return self._drain()
+            return drain(self.node_id, self._link.membership, self._rebalance)
         return self.jobs.run(request.kind, request.path, request.options)
 
     def names_changed(self, names: Iterable[tuple[FileId, bytes]]) -> None:
@@ -236,19 +237,6 @@ class ClusterServices:
             yield msgspec.structs.replace(
                 state, failed=[*state.failed, *failed], failed_files=state.failed_files + len(failed)
             )
-
-    async def _drain(self) -> AsyncIterator[JobState]:
-        """Drain this node. At the end other nodes have everything that it owned, except for files that failed."""
-        if len(self._link.view().nodes) < 2:
-            raise UsageError("node drain", why="the cluster has no other node that could take over")
-        await self._link.membership.drain()
-        me = self._link.info.id
-        while any(member.id == me for member in self._link.view().ring.members):  # noqa: ASYNC110
-            await asyncio.sleep(POLL_S)  # until this node's view shows it as draining
-        while self._rebalance.running:
-            yield self._rebalance.state(done=False)
-            await asyncio.sleep(POLL_S)
-        yield self._rebalance.state(done=True)
 
 
 def build_services(

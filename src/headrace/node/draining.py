@@ -1,0 +1,44 @@
+"""Drain a node: hand all that it owns to the other nodes of its cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Protocol
+
+from headrace.base.errors import UsageError
+from headrace.cluster.membership import Membership
+from headrace.ring.view import NodeInfo
+from headrace.wire.messages import JobState
+
+POLL_S = 0.25
+
+
+class Handover(Protocol):
+    """Hands the files of this node to their owners after a change of the ring."""
+
+    @property
+    def running(self) -> bool: ...
+
+    def state(self, *, done: bool) -> JobState: ...
+
+
+async def drain(me: str, membership: Membership, handover: Handover) -> AsyncIterator[JobState]:
+    """Drain this node, and yield the states of its handover. At the end other nodes have everything that it owned,
+    except for files that failed. Raise UsageError when no other node can take over, also if the last one leaves or
+    drains meanwhile. me: the id of this node."""
+    _check_others(me, membership)
+    await membership.drain()
+    while any(member.id == me for member in membership.current_view().ring.members):
+        _check_others(me, membership)
+        await asyncio.sleep(POLL_S)  # until this node's view shows it as draining
+    while handover.running:
+        yield handover.state(done=False)
+        await asyncio.sleep(POLL_S)
+    yield handover.state(done=True)
+
+
+def _check_others(me: str, membership: Membership) -> None:
+    nodes: Iterable[NodeInfo] = membership.current_view().nodes.values()
+    if all(node.draining or node.id == me for node in nodes):
+        raise UsageError("node drain", why="the cluster has no other node that could take over")
