@@ -6,12 +6,15 @@ with the last release, so that the node can see that nobody has the file open.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 
 from headrace.fuse.io_modes import InodeIoModes
+
+log = logging.getLogger(__name__)
 
 _NOT_OPEN = nullcontext(None)
 
@@ -42,7 +45,8 @@ class UpperFiles:
         self._lock = threading.Lock()
 
     def add(self, node: int, fd: int, *, passthrough: bool, new: bool = False) -> int:
-        """Count one more open of the node. Return its backing id, or 0. This object owns `fd` from now on."""
+        """Count one more open of the node. Return its backing id; 0 if the session serves the file. This object owns
+        `fd` from now on."""
         with self._lock:
             file = self._open.get(node)
             if file is None:
@@ -51,10 +55,15 @@ class UpperFiles:
             elif fd != file.fd:
                 os.close(fd)
             file.opens += 1
-        backing_id = 0
-        if passthrough:
-            backing_id = self._inodes.open_passthrough(node, lambda: self._register(file.fd))
+        backing_id = self._open_passthrough(node, file) if passthrough else 0
         return backing_id or self._inodes.open_cached(node)
+
+    def _open_passthrough(self, node: int, file: OpenUpper) -> int:
+        try:
+            return self._inodes.open_passthrough(node, lambda: self._register(file.fd))
+        except OSError as error:
+            log.warning("passthrough refused, the session serves the file instead reason=%s", error)
+            return 0
 
     def release(self, node: int, unique: int) -> int:
         """Count one open less, passthrough or cached: all opens of a node are of one kind. Return the descriptor after

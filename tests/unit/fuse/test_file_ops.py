@@ -159,6 +159,24 @@ def test_all_opens_share_one_registration_in_passthrough(open_mount: OpenMount) 
     assert mount.backings.closed == [backing_id], "the node must see that nobody has it open"
 
 
+@pytest.mark.expected_warnings("passthrough refused, the session serves the file instead")
+def test_the_session_serves_an_upper_file_whose_registration_is_refused(open_mount: OpenMount) -> None:
+    """Its descriptor is closed with the last release, so that the node can demote the file."""
+    mount = open_mount(Mode.PASSTHROUGH, write="back")
+    mount.backings.failure = OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+    created = mount.kernel.create(b"new")
+    node = created.entry.nodeid
+    assert (created.open.backing_id, created.open.open_flags & abi.FOPEN_PASSTHROUGH) == (0, 0)
+    mount.kernel.write(node, b"bytes")
+    assert mount.kernel.read(node) == b"bytes"
+    mount.kernel.release(node, created.open.fh)
+    target = os.fsencode(upper_file(mount, "new"))
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    assert target not in [os.fsencode(os.readlink(link)) for link in links if os.path.islink(link)]
+    mount.backings.failure = None
+    assert mount.kernel.open(node, os.O_RDWR).open_flags & abi.FOPEN_PASSTHROUGH
+
+
 def test_open_of_a_file_that_another_process_replaced_is_stale(writable: MemoryMount, tmp_path: Path) -> None:
     node = writable.kernel.write_file(b"new", b"old")
     other = tmp_path / "other"
