@@ -244,6 +244,47 @@ async def test_while_the_records_are_away_it_goes_on() -> None:
     await here.registry.stop()
 
 
+class Paging(Answering):
+    """Peers that answer from a publisher, page by page. pages_left: pages that they send before they are away."""
+
+    def __init__(self, here: PublisherFixture) -> None:
+        self.here = here
+        self.pages_left = 100
+        super().__init__(self.take_page)
+
+    async def take_page(self) -> None:
+        self.pages_left -= 1
+        if self.pages_left < 0:
+            raise PeerError("node n0", why="the test says so")
+
+    async def list_pending(
+        self, node: NodeInfo, request: ListPending, deadline: Deadline
+    ) -> PendingNamesPage:
+        await self.meanwhile()
+        return self.here.registry.answer(request)
+
+
+async def test_a_page_that_fails_leaves_the_last_answer_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "NAMES_PER_PAGE_MAX", 3)
+    here = PublisherFixture()
+    here.peers = peers = Paging(here)
+    here.registry.start()
+    names = [b"%d" % number for number in range(7)]
+    here.write(*(b"/d/" + name for name in names))
+    elsewhere = elsewhere_of(here, "n1", "n0", "n1")
+    await elsewhere.start()
+    await here.records.put("written/n0", DirtyScope.of({b"/d"}, set()).encode())
+    assert sorted(await elsewhere.rows(b"/d")) == names
+    for answer in elsewhere._answers.values():
+        answer.state = "of an earlier run"  # the next answer begins anew
+    peers.pages_left = 1
+    assert sorted(await elsewhere.rows(b"/d")) == names
+    here.write(b"/d/7", b"/d/8")
+    peers.pages_left = 100
+    assert sorted(await elsewhere.rows(b"/d")) == [*names, b"7", b"8"]
+    await here.registry.stop()
+
+
 class Two:
     """Two nodes that make names in one folder. on_look: called when a node looks at the folder next."""
 

@@ -227,14 +227,16 @@ class DirtyNamesSubscriber:
     async def _query_node(self, node: NodeInfo, writer: str, directory: bytes, answer: WriterRows) -> Rows:
         deadline = Deadline.after(QUERY_LIMIT_S)
         since = answer.state if answer.node == node.id else ""
+        rows = dict(answer.rows)  # the last answer stays complete if a page fails
         while True:
             page = await self._peers.list_pending(node, ListPending(writer, directory, since), deadline)
             if page.whole:
-                answer.rows = {}
-            answer.node, answer.state, since = node.id, page.state, page.state
-            _merge(answer.rows, writer, page.names)
+                rows = {}
+            since = page.state
+            _merge(rows, writer, page.names)
             if not page.more:
-                return answer.rows
+                answer.node, answer.state, answer.rows = node.id, since, rows
+                return rows
 
     async def resolve_version(self, path: bytes, version: Version) -> Version | None:
         """Return the origin's version of a file that another node wrote; the writer persists it first. Return None if
