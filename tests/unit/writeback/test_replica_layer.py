@@ -190,6 +190,25 @@ def test_what_was_sent_ahead_and_never_finished_goes(layers: tuple[Upper, Replic
     assert looks(upper) == looks(mirror.upper)
 
 
+def test_the_checksums_of_files_that_left_are_forgotten(layers: tuple[Upper, ReplicaLayer]) -> None:
+    """Those of files in their place stay, so that only changed blocks are sent."""
+    upper, mirror = layers
+    for name in (b"/gone", b"/replaced", b"/stays"):
+        Path(os.fsdecode(plain(upper.at(name)))).write_bytes(os.urandom(3 * BLOCK_SIZE_BYTES))
+        send(upper, mirror, [name])
+    upper.at(b"/gone").unlink()
+    upper.at(b"/replaced").unlink()
+    upper.at(b"/replaced").mkdir(0o755)
+    send(upper, mirror, [b"/gone", b"/replaced"])
+    mirror.drop_idle(60.0)
+    stays = upper.at(b"/stays")
+    assert list(mirror._placed) == [stays.lstat().st_ino]
+    with open(plain(stays), "r+b") as out:
+        out.write(b"changed")
+    assert send(upper, mirror, [b"/stays"]) == BLOCK_SIZE_BYTES
+    assert looks(upper) == looks(mirror.upper)
+
+
 def test_a_crash_of_the_holder_leaves_nothing_in_work(layers: tuple[Upper, ReplicaLayer]) -> None:
     """Nor does one while it persists, which makes folders there."""
     _, mirror = layers

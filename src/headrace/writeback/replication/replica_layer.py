@@ -118,13 +118,17 @@ class ReplicaLayer:
             staged.sums[(start + offset) // BLOCK_SIZE_BYTES] = xxhash.xxh3_64_intdigest(part)
 
     def drop_idle(self, idle_s: float) -> int:
-        """Delete stagings without a write for idle_s. Return their number. These files were removed before they were
+        """Delete stagings without a write for idle_s, and forget the checksums of files that left their place. Return
+        the number of stagings. These files were removed before they were
         closed; if one is still being written, its writer sends it again."""
         limit_s = time.monotonic() - idle_s
         with self._staging:
             idle = [inode for inode, staged in self._staged.items() if staged.used_s < limit_s]
             for inode in idle:
                 self._staged.pop(inode).path.remove_tree()
+        for inode, placed in list(self._placed.items()):
+            if copy_of(self.upper.at(placed.path)) != placed.copy:  # it was replaced or deleted
+                del self._placed[inode]
         return len(idle)
 
     def _stage(self, snapshot: Snapshot) -> Staging:
