@@ -57,12 +57,15 @@ class RefreshQueue:
 
     async def _refresh_until_quiet(self, directory_path: bytes) -> None:
         try:
-            await self._refresh(directory_path)
-            while self._again[directory_path]:
+            while True:
+                try:
+                    await self._refresh(directory_path)
+                except HeadraceError as error:
+                    path = os.fsdecode(directory_path)
+                    log.info("refresh of pending names failed path=%s error=%s", path, error)
+                if not self._again[directory_path]:
+                    return
                 self._again[directory_path] = False
-                await self._refresh(directory_path)
-        except HeadraceError as error:
-            log.info("refresh of pending names failed path=%s error=%s", os.fsdecode(directory_path), error)
         finally:
             del self._again[directory_path]
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from headrace.base.errors import OriginUnavailableError
 from headrace.base.model import FileId, Kind, Version
 from headrace.namespace.mounts import MountTable
 from headrace.namespace.namespace import Namespace
 from headrace.namespace.pending_rows import Rows
+from headrace.namespace.refresh_queue import RefreshQueue
 from headrace.overlay.pending_version import PendingVersion, is_pending
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
@@ -254,3 +256,26 @@ async def test_a_folder_that_no_origin_has(tree: NamespaceFixture, others: Other
     await settled(tree)
     assert await tree.names("/") == ["a"]
     assert tree.namespace.tree.entry_at(b"/new/deep/g") is None
+
+
+async def test_a_change_that_comes_while_a_refresh_fails_is_not_lost() -> None:
+    began, goes_on = asyncio.Event(), asyncio.Event()
+    refreshed: list[bytes] = []
+
+    async def refresh(path: bytes) -> None:
+        if not began.is_set():
+            began.set()
+            await goes_on.wait()
+            raise OriginUnavailableError("mem", why="away by plan")
+        refreshed.append(path)
+
+    async def below(path: bytes) -> AsyncIterator[bytes]:
+        yield path
+
+    queue = RefreshQueue(refresh, below)
+    queue.schedule(b"/d", False)
+    await began.wait()
+    queue.schedule(b"/d", False)
+    goes_on.set()
+    await until(lambda: not queue.busy)
+    assert refreshed == [b"/d"]
