@@ -44,6 +44,7 @@ from headrace.dataplane.intent import BACKGROUND, BATCH, FOR_PEER, FOREGROUND, L
 from headrace.dataplane.load_budget import LoadBudget
 from headrace.dataplane.open_fills import OpenFills
 from headrace.dataplane.settings import ReadSettings
+from headrace.dataplane.shared_opens import SharedOpens
 from headrace.dataplane.small_files import SmallFileFetcher
 from headrace.dataplane.source import SourceFactory
 from headrace.namespace.namespace import Namespace
@@ -100,7 +101,7 @@ class ReadPath:
             on_damaged=on_damaged,
             on_changed=self._follow_change,
         )
-        self._opens: SingleFlight[FileId, bool] = SingleFlight()
+        self._opens = SharedOpens(self._open)
         self._checks: SingleFlight[FileId, None] = SingleFlight()
         self._notifications = OwnedTasks()
 
@@ -131,7 +132,7 @@ class ReadPath:
             if self._is_cached(id):
                 complete.append(id)
                 continue
-            task = self._opens.begin(id, partial(self._open, id, BATCH))
+            task = self._opens.begin(id, BATCH)
             running.add(task)
             task.add_done_callback(partial(note_end, id))
         while complete or running:
@@ -287,7 +288,7 @@ class ReadPath:
     async def _fill_of(self, id: FileId, intent: ReadIntent) -> Fill | None:
         """Return the fill of a file; None if the file is complete."""
         while not self._is_cached(id):
-            if await self._opens.run(id, partial(self._open, id, intent)):
+            if await self._opens.run(id, intent):
                 break
             fill = self._fills.get(id)
             if fill is not None:  # otherwise it was completed or evicted before this task ran again

@@ -306,6 +306,39 @@ async def test_a_reader_does_not_wait_for_loads_before_the_one_it_joins(world: R
         assert world.content((await world.entry(f"counted/{name}")).id) == body
 
 
+@pytest.mark.parametrize("many", [False, True])
+async def test_a_reader_of_a_small_file_does_not_wait_for_loads_before_the_one_it_joins(
+    world: ReadPathFixture, many: bool
+) -> None:
+    origin = CountedOrigin()
+    world.namespace.mount_points.attach(Mount("/counted", "memory://", origin, 3600.0))
+    world.gate.window.maximum, world.gate.window.limit = 1, 1.0
+    bodies = {f"s{number}": os.urandom(1000 + number) for number in range(10)}
+    for name, body in bodies.items():
+        origin.hold(name, body)
+    entries = [await world.entry(f"counted/{name}") for name in bodies]
+    async with world.gate.enter(1, background=False):
+        loads = [asyncio.ensure_future(world.reads.load(entry)) for entry in entries]
+        await until(lambda: sum(queue._count for queue in world.gate._background.values()) == len(loads))
+
+        async def read() -> None:
+            if many:
+                assert [ids async for ids in world.reads.open_many([entries[-1].id])] == [[entries[-1].id]]
+            else:
+                assert await world.reads.open(entries[-1].id)
+
+        reader = asyncio.ensure_future(read())
+        await asyncio.sleep(0)
+    for _ in bodies:
+        origin.turns.release()
+    await reader
+    await asyncio.gather(*loads)
+    assert origin.asked[0] == ("s9", 0)
+    assert sorted(origin.asked) == [(name, 0) for name in bodies], "none twice"
+    for name, entry in zip(bodies, entries, strict=True):
+        assert world.content(entry.id) == bodies[name]
+
+
 async def test_writers_nobody_uses_are_closed(world: ReadPathFixture) -> None:
     world.origin.hold("f", BODY)
     world.origin.hold("g", BODY)
