@@ -40,7 +40,8 @@ PINGS_MAX = 3
 LATE_S = 0.3
 """Seconds by which a timer fires late if this node was stalled; then it proves nothing about the peer."""
 PING_THREADS = 16
-"""Pings have their own threads, so that a peer never seems dead for lack of a thread."""
+"""Pings have their own threads and places to connect, so that a peer never seems dead for lack of a thread: a call
+holds its place while it waits for one."""
 CHECK_LIMIT_S = 10.0
 """Seconds after which a check is given up. It ends sooner by itself, unless the event loop is stalled."""
 BREAKER = BreakerLimits(failures_max=3, pause_s=0.5, pause_s_max=15.0, probe_limit_s=30.0)
@@ -62,6 +63,7 @@ class Peer:
         self.breaker = Breaker(BREAKER)
         self.idle: list[PeerConnection] = []
         self.connecting = asyncio.Semaphore(CONNECTING_MAX)
+        self.connecting_to_ping = asyncio.Semaphore(CONNECTING_MAX)
         self.last_error = ""  # why the last request failed; "" after a success
         self.last_received_s = float("-inf")
         self.connect_failed_s = float("-inf")
@@ -230,7 +232,7 @@ class ConnectionPool:
 
     async def _connect(self, peer: Peer, deadline: Deadline, threads: ThreadPoolExecutor) -> PeerConnection:
         began_s = time.monotonic()
-        async with peer.connecting:
+        async with peer.connecting if threads is self._threads else peer.connecting_to_ping:
             if peer.connect_error is not None and peer.connect_failed_s > began_s:
                 raise peer.connect_error.copied()  # another attempt failed while this one waited for its turn
             work = _submit(
