@@ -146,6 +146,24 @@ def test_index_and_files_on_a_disk_that_dies(host: Host, make_disk: MakeDisk) ->
     host.assert_right()
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.expected_warnings("Input/output error", "request failed", "Traceback")
+def test_up_stays_when_the_disk_with_the_seals_dies(host: Host, make_disk: MakeDisk) -> None:
+    """It looks for new seals once a second, and says once that it can't."""
+    disk = make_disk(host.cache / "seals", f"ext4:{64 * MIB}")
+    (host.cache / "seals").chmod(0o700)
+    up = host.up()
+    disk.lose_sectors(0)
+    wait_until(lambda: "the seals can't be read" in up.said, 60.0, hint=lambda: up.said)
+    session = host.kill("session")
+    host.assert_right()
+    host.wait_pid("session", other_than=session)
+    assert up.said.count("the seals can't be read") == 1
+    host.ok("down")
+    assert up.wait() == 0
+    host.assert_nothing_left()
+
+
 def errors_only(host: Host) -> None:
     """Every file is right or fails with a clear errno; what came before the error is right."""
     rows = host.read(*host.names())

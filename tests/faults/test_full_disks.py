@@ -19,6 +19,7 @@ from hashlib import sha256
 
 import pytest
 
+from headrace.client.discovery import read_states
 from tests import fork_server
 from tests.faults.conftest import Disk, MakeDisk, MakeHost
 from tests.integration.cli.host import MIB, Host, Up, wait_until
@@ -228,3 +229,25 @@ def test_a_capacity_as_large_as_the_disk(make_host: MakeHost, make_disk: MakeDis
         for done in [readers.submit(host.assert_right, *names[turn:], *names[:turn]) for turn in (0, 4, 8)]:
             done.result()
     assert host.status()["cache"]["files_evicted"] > 0
+
+
+@pytest.mark.expected_warnings("No space left")
+def test_processes_are_restarted_while_the_run_folder_is_full(
+    make_host: MakeHost, make_disk: MakeDisk
+) -> None:
+    """`up` records their pids when there is space again."""
+    host = make_host()
+    host.put("a", MIB)
+    disk = make_disk(host.run_folder, f"tmpfs:{MIB}")
+    up = host.up()
+    fill(disk)
+    node, session = host.kill("node"), host.kill("session")
+    host.kill("holder")
+    node, session = host.wait_pid("node", other_than=node), host.wait_pid("session", other_than=session)
+    wait_until(lambda: "No space left" in up.said, 60.0, hint=lambda: up.said)
+    host.assert_right()
+    (disk.folder / "ballast").unlink()
+    wait_until(lambda: read_states(str(host.run_folder))[0].node_pid == node, 60.0, hint=lambda: up.said)
+    host.ok("down")
+    assert up.wait() == 0
+    host.assert_nothing_left()

@@ -77,7 +77,7 @@ class ExclusiveWatch:
             for place in self._mounts.mount(self._mountpoint):
                 warn(f"the exclusive directory {place} was unmounted; it is mounted again")
             self._failed = ""
-        except MountError as error:
+        except (MountError, OSError) as error:
             if str(error) != self._failed:
                 self._failed = str(error)
                 warn(self._failed)

@@ -87,6 +87,7 @@ class KeptGateway:
         self.child = self._start()
         self.again_at_s: float | None = None
         self._running = True
+        self._failure = ""
 
     def _start(self) -> Child:
         return start_gateway(self.kind.name, self.kind.word, self._config, self._socket, self._log_path)
@@ -98,8 +99,7 @@ class KeptGateway:
     def handle(self, ready: list[int]) -> None:
         """Restart the process when its pause is over, and handle the readable descriptors of a running one."""
         if self.again_at_s is not None and time.monotonic() >= self.again_at_s:
-            self.again_at_s = None
-            self.child, self._running = self._start(), True
+            self._start_again()
         if not self._running:
             return
         try:
@@ -113,6 +113,19 @@ class KeptGateway:
         self.stop(1)
         self.again_at_s = time.monotonic() + PAUSE_S
         warn(f"the {self.kind.name} ended: {why} (it restarts in {PAUSE_S:.0f} s)")
+
+    def _start_again(self) -> None:
+        """Start the process again. If it can't be started, the next try follows after a pause; stderr says why, once
+        for each reason."""
+        try:
+            self.child, self._running = self._start(), True
+        except OSError as error:
+            if str(error) != self._failure:
+                self._failure = str(error)
+                warn(f"the {self.kind.name} can't be started: {error} (tried every {PAUSE_S:.0f} s)")
+            self.again_at_s = time.monotonic() + PAUSE_S
+        else:
+            self.again_at_s, self._failure = None, ""
 
     def stop(self, patience_s: float = STOP_S) -> None:
         if self._running:

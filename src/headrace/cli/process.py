@@ -20,7 +20,10 @@ from headrace.config.schema import Config
 
 
 class Child:
-    """Runs a process that writes one JSON line to a pipe when it is ready, or with the reason why it is not."""
+    """Runs a process that writes one JSON line to a pipe when it is ready, or with the reason why it is not.
+
+    The constructor raises OSError if the process can't be started; it leaves no descriptor open then.
+    """
 
     def __init__(
         self,
@@ -34,22 +37,37 @@ class Child:
         self.name = name
         self.log_path = log_path
         self._received = b""
+        self.exit_fd = -1
         self.ready_fd, child_fd = os.pipe()
-        log = open_log(log_path)
         try:
-            self.process = subprocess.Popen(
-                module_command(*words, "--ready-fd", str(child_fd)),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(child_fd, *pass_fds),
-                start_new_session=True,  # ^C of the terminal reaches this process alone
-                preexec_fn=before_exec,
-            )
+            log = open_log(log_path)
+            try:
+                self.process = subprocess.Popen(
+                    module_command(*words, "--ready-fd", str(child_fd)),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(child_fd, *pass_fds),
+                    start_new_session=True,  # ^C of the terminal reaches this process alone
+                    preexec_fn=before_exec,
+                )
+            finally:
+                os.close(log)
+            self._open_exit()
+        except BaseException:
+            self.drop_ready()
+            raise
         finally:
-            os.close(log)
             os.close(child_fd)
-        self.exit_fd = os.pidfd_open(self.process.pid)
+
+    def _open_exit(self) -> None:
+        """Open the pidfd of the process. Kills the process, which nobody would follow, if that fails."""
+        try:
+            self.exit_fd = os.pidfd_open(self.process.pid)
+        except OSError:
+            self.process.kill()
+            self.process.wait()
+            raise
 
     @property
     def pid(self) -> int:
@@ -105,9 +123,12 @@ class Child:
             self.process.wait(5)
         except subprocess.TimeoutExpired:
             pass
-        with open(self.log_path, "rb") as log:
-            log.seek(max(0, os.fstat(log.fileno()).st_size - 2000))
-            lines = log.read().decode(errors="replace").split("\n")
+        try:
+            with open(self.log_path, "rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - 2000))
+                lines = log.read().decode(errors="replace").split("\n")
+        except OSError:
+            lines = []  # the status says that it ended; its supervisor goes on
         messages = [line.strip() for line in lines if line.strip()]
         return f"status {self.process.returncode}" + (f", {messages[-1]}" if messages else "")
 

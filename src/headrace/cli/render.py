@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.printable import printable
@@ -25,8 +26,9 @@ def say(*lines: str) -> None:
 
 def warn(line: str) -> None:
     """Print a line to stderr, prefixed with the name of the program."""
-    sys.stderr.write(f"headrace: {printable(line)}\n")
-    sys.stderr.flush()
+    with suppress(OSError):  # the disk of a log may be full; what warns continues
+        sys.stderr.write(f"headrace: {printable(line)}\n")
+        sys.stderr.flush()
 
 
 def print_json(value: Any) -> None:

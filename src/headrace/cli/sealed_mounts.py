@@ -60,6 +60,7 @@ class SealMounts:
         self._lazy: set[SealId] = set()
         self._retry_at_s: dict[SealId, float] = {}
         self._failures: dict[SealId, int] = {}
+        self._unreadable = ""
 
     def check(self) -> None:
         """Mount the seals that need it. Failures are named on stderr. Blocks on the disk, and on the start of a
@@ -68,7 +69,12 @@ class SealMounts:
         if os.geteuid() != 0 or not state.cache:
             return
         node = SealNode(state.socket, "/", state.cache, [state], is_running=True)
-        seals = set(node.catalogue.seals())
+        try:
+            seals = set(node.catalogue.seals())
+        except OSError as error:
+            self._warn_unreadable(str(error))
+            return
+        self._unreadable = ""
         for seal in sorted((seals - self._known) | self._lazy):
             if time.monotonic() < self._retry_at_s.get(seal, 0.0):
                 continue
@@ -82,6 +88,12 @@ class SealMounts:
             except (HeadraceError, OSError) as error:
                 warn(f"the mounts of seal {seal} are not renewed: {error}")
         self._known = seals
+
+    def _warn_unreadable(self, why: str) -> None:
+        """Say once why the directory of the seals can't be read. Its disk may be broken; all else continues."""
+        if why != self._unreadable:
+            self._unreadable = why
+            warn(f"the seals can't be read: {why} (tried again every second)")
 
     def _renew(self, node: SealNode, record: SealRecord) -> None:
         seal = record.seal

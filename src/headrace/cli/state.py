@@ -54,12 +54,17 @@ def make_run_folder(folder: str) -> bool:
 
 
 def write_state(folder: str, state: RunState) -> None:
-    """Replace the state file of a process as a whole."""
+    """Replace the state file of a process as a whole. Raises OSError; the earlier file then stays."""
     state.began = began_at(state.pid)
     path = _path(folder, state.pid)
-    with open(path + ".new", "wb", opener=private) as out:
-        out.write(msgspec.json.encode(state) + b"\n")
-    os.rename(path + ".new", path)
+    try:
+        with open(path + ".new", "wb", opener=private) as out:
+            out.write(msgspec.json.encode(state) + b"\n")
+        os.rename(path + ".new", path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(path + ".new")
+        raise
 
 
 def remove_state(folder: str, pid: int) -> None:

@@ -43,6 +43,10 @@ READY_WITHIN_S = 60.0
 """Seconds within which a process must be ready."""
 STEADY_S = 30.0
 """A node that ran for this many seconds did not fail at its start: it is started again after the shortest pause."""
+SAVE_AGAIN_S = 5.0
+"""Seconds before a state that could not be written is written again."""
+FD_STORE_AGAIN_S = 1.0
+"""Seconds before the start of an FD store that failed is tried again."""
 BACKOFF_S_MAX = 10.0
 """Longest pause before a node is started again, in seconds."""
 FD_STORE_STOP_S = 10.0
@@ -93,6 +97,7 @@ class Supervisor:
         self._deaths = 0
         self._node_began_s = 0.0
         self._again_at_s: float | None = None
+        self._save_at_s: float | None = None
         self._seal_mounts = SealMounts(self.state) if config is not None else None
         self._mount_check_at_s = 0.0 if config is not None and os.geteuid() == 0 else None
         self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -233,6 +238,8 @@ class Supervisor:
         if self._stopping:
             return
         self._check_mounts()
+        if self._save_at_s is not None and time.monotonic() >= self._save_at_s:
+            self._save_state()
         if self._wake in ready:
             os.read(self._wake, 64)
         for gateway in self._gateways:
@@ -240,9 +247,7 @@ class Supervisor:
         if self._fd_store_exit_fd in ready:
             self._on_fd_store_ended()
         elif self._again_at_s is not None and time.monotonic() >= self._again_at_s:
-            self._again_at_s = None
-            self._start_node(again=True)
-            write_state(self._run_folder, self.state)
+            self._start_node_again()
         elif self._node is not None and self._node.ready_fd in ready:
             self._read_ready_again()
         elif self._node is not None and self._node.exit_fd in ready:
@@ -268,11 +273,36 @@ class Supervisor:
         dues_s = [
             self._again_at_s,
             self._mount_check_at_s,
+            self._save_at_s,
             *(gateway.again_at_s for gateway in self._gateways),
         ]
         due_s = [due for due in dues_s if due is not None]
         wait_s = max(0.0, min(due_s) - time.monotonic()) if due_s else None
         return select.select([fd for fd in fds if fd >= 0], [], [], wait_s)[0]
+
+    def _start_node_again(self) -> None:
+        """Start the node again. If the system has no memory or process for it, try again after the longest pause."""
+        try:
+            self._start_node(again=True)
+        except OSError as error:
+            self._again_at_s = time.monotonic() + BACKOFF_S_MAX
+            warn(f"the node can't be started: {error} (tried again in {BACKOFF_S_MAX:.0f} s)")
+        else:
+            self._again_at_s = None
+            self._save_state()
+
+    def _save_state(self) -> None:
+        """Write the state. If the disk is full, for one, say so once, and write it later: all processes continue."""
+        try:
+            write_state(self._run_folder, self.state)
+        except OSError as error:
+            if self._save_at_s is None:
+                warn(
+                    f"the state of this command can't be written: {error} (tried every {SAVE_AGAIN_S:.0f} s)"
+                )
+            self._save_at_s = time.monotonic() + SAVE_AGAIN_S
+        else:
+            self._save_at_s = None
 
     def _read_ready_again(self) -> None:
         assert self._node is not None
@@ -295,10 +325,7 @@ class Supervisor:
         warn(f"the node ended: {why} (it restarts in {pause_s:.1f} s)")
 
     def _on_fd_store_ended(self) -> None:
-        """Follow the FD store that the session started, or start one if the session is dead, too.
-
-        Stops the supervisor if nothing is mounted any more.
-        """
+        """Follow the FD store that the session started, or start one if the session is dead, too."""
         os.close(self._fd_store_exit_fd)
         if self._fd_store is not None:
             self._fd_store.process.wait()
@@ -306,6 +333,21 @@ class Supervisor:
             self._fd_store.exit_fd = -1
             self._fd_store = None
         self._fd_store_exit_fd = -1
+        failure = ""
+        while not self._stopping and self._fd_store_exit_fd < 0:
+            try:
+                self._find_fd_store()
+            except OSError as error:  # no memory, process or descriptor is free
+                if str(error) != failure:
+                    failure = str(error)
+                    warn(f"no FD store can be started: {error} (tried every {FD_STORE_AGAIN_S:.0f} s)")
+                time.sleep(FD_STORE_AGAIN_S)
+
+    def _find_fd_store(self) -> None:
+        """Wait for the next FD store, or start one, and record it. Return without one if the supervisor stops.
+
+        Stops the supervisor if nothing is mounted any more. Raises OSError.
+        """
         from headrace.fuse.servers import Role
 
         assert self._servers is not None
@@ -328,7 +370,7 @@ class Supervisor:
                 send(self._servers.pidfd(Role.SESSION, session_pid), signal.SIGKILL)
             if self._fd_store_exit_fd >= 0:
                 self.state.fd_store_pid = pid
-                write_state(self._run_folder, self.state)
+                self._save_state()
                 return
             time.sleep(0.02)
         warn(f"{self.state.mountpoint} was unmounted")
