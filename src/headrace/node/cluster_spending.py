@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 
 from headrace.base.clock import monotonic_s
-from headrace.base.errors import HeadraceError, UsageError
+from headrace.base.errors import HeadraceError
 from headrace.cluster.records import Records
 from headrace.origin.factory import parse_origin
 from headrace.policy.spending import (
@@ -49,7 +49,7 @@ def canonical(amounts: Mapping[str, int]) -> dict[str, int]:
 def _canonical_url(url: str) -> str:
     try:
         return parse_origin(url)
-    except UsageError:  # another release knows it
+    except HeadraceError:  # another release knows it, or a node that has its driver
         return url
 
 
@@ -115,7 +115,8 @@ class ClusterSpending:
             return
         try:
             for id in gone[:FOLDED_MAX]:
-                if not await self._fold(id, self._others[id], month):
+                spending = self._others.get(id)  # None: another node added it meanwhile
+                if spending is not None and not await self._fold(id, spending, month):
                     return
         except HeadraceError as error:
             log.info("the spending of nodes that left can't be added up error=%s", error)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.base.deadline import Deadline
-from headrace.base.errors import DeadlineExceededError, HeadraceError, UsageError
+from headrace.base.errors import DeadlineExceededError, HeadraceError
 from headrace.base.printable import printable
 from headrace.base.sizes import show_size
 from headrace.base.tasks import OwnedTasks
@@ -159,7 +159,7 @@ def _wrong_origins(document: PolicyDocument) -> list[PolicyFault]:
             first = lines.setdefault(parse_origin(url), origin.line)
             if first != origin.line:
                 faults.append(PolicyFault(origin.line, f"origin: {url} is the origin of line {first}"))
-        except UsageError as error:
+        except HeadraceError as error:
             faults.append(PolicyFault(origin.line, f"origin: {error}"))
     return faults
 

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from headrace.base.clock import monotonic_s
 from headrace.base.decoding import decode_json
-from headrace.base.errors import HeadraceError, UsageError
+from headrace.base.errors import HeadraceError
 from headrace.base.tasks import OwnedTasks
 from headrace.cluster.records import Records
 from headrace.node.space_policy import NodeCapacity
@@ -172,7 +172,7 @@ class OriginBudgets:
         for budget in self._policy.resolver.document.origins.values():
             try:
                 budgets[parse_origin(budget.url)] = budget
-            except UsageError as error:  # another release may have set it
+            except HeadraceError as error:  # another release may have set it, or a node that has its driver
                 log.warning("a budget of the policy is for no origin error=%s", error)
         return budgets
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from headrace.base.clock import monotonic_s, wall_s
-from headrace.base.errors import HeadraceError, OriginBudgetSpentError, UsageError
+from headrace.base.errors import HeadraceError, OriginBudgetSpentError
 from headrace.base.kept_file import KeptFile
 from headrace.base.printable import printable
 from headrace.base.tasks import OwnedTasks
@@ -278,7 +278,7 @@ class OriginCosts:
         for budget in self._policy.resolver.document.origins.values():
             try:
                 url = parse_origin(budget.url)
-            except UsageError:  # told by OriginBudgets
+            except HeadraceError:  # told by OriginBudgets
                 continue
             if budget.egress_per_gib:
                 origin = self._origins.get(url) or before.pop(url, None) or _PricedOrigin(url, budget)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -254,3 +255,16 @@ async def test_what_waits_goes_on_when_its_limit_is_gone(nodes: list[BudgetNode]
     adopt(nodes, text)
     await pass_time(1.0)
     assert all(call.done() for call in calls)
+
+
+@pytest.mark.expected_warnings("a budget of the policy is for no origin")
+async def test_a_budget_that_needs_a_missing_package_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("fsspec", "fsspec.registry"):
+        monkeypatch.setitem(sys.modules, name, None)
+    node = BudgetNode("n0", Followers(), 1)
+    text = f'[origin."sftp://host/d"]\nrequests_s = 1\n{POLICY}'
+    node.policy.adopt(PolicyRecord([PolicyVersion(2, text)]))
+    assert [row["url"] for row in node.budgets.status()] == ["s3://b"]
+    await node.close()

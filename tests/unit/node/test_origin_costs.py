@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import calendar
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,14 @@ MID_NOVEMBER_S = float(calendar.timegm((2026, 11, 16, 0, 0, 0)))
 class CostNode:
     """A node of a cluster that only counts."""
 
-    def __init__(self, name: str, folder: Path, shared: Followers, members: int = 2) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        shared: Followers,
+        members: int = 2,
+        records: EmbeddedRecords | None = None,
+    ) -> None:
         self.now_s = MID_NOVEMBER_S
         self.members = ["n0", "n1"]
         self.policy = CurrentPolicy()
@@ -57,7 +65,7 @@ class CostNode:
         self.costs = OriginCosts(
             *(self.policy, capacity),
             KeptFile(str(folder / name), "costs.json", bytes_max=RECORD_BYTES_MAX),
-            cluster=ClusterSpending(name, EmbeddedRecords(shared), lambda: self.members),
+            cluster=ClusterSpending(name, records or EmbeddedRecords(shared), lambda: self.members),
             wall_s=lambda: self.now_s,
         )
         self.set(POLICY)
@@ -469,3 +477,46 @@ async def test_a_record_of_this_node_with_two_large_spellings_is_no_more_than_a_
     assert decode_spending(shared.mirror["costs/n0"]).bytes == {"s3://b": BYTES_MAX}
     await node.costs.stop()
     assert decode_spending((tmp_path / "n0" / "costs.json").read_bytes()).bytes == {"s3://b": BYTES_MAX}
+
+
+async def test_prices_and_records_that_need_a_missing_package_leave_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("fsspec", "fsspec.registry"):
+        monkeypatch.setitem(sys.modules, name, None)
+    shared = Followers()
+    node = CostNode("n0", tmp_path, shared)
+    node.set(f'[origin."sftp://host/d"]\negress_per_gib = 1\n{POLICY}')
+    await node.start()
+    await pass_time(1)
+    shared.publish("costs/n1", b'{"month":"2026-11","bytes":{"sftp://host/d":7,"s3://b":3}}')
+    assert {url: row["cluster_bytes"] for url, row in node.status["origins"].items()} == {"s3://b": 3}
+    await node.costs.stop()
+
+
+class RecordsOfTwo(EmbeddedRecords):
+    """Another node keeps the records of gone nodes at the same time."""
+
+    async def get(self, key: str) -> bytes | None:
+        value = await super().get(key)
+        if key == "spent/departed" and "costs/old1" in self.shared.mirror:
+            for number in (1, 2):
+                self.shared.publish(f"costs/old{number}", None)
+        return value
+
+
+async def test_a_node_continues_when_another_keeps_the_records_of_gone_nodes(tmp_path: Path) -> None:
+    shared = Followers()
+    for number in range(4):
+        shared.publish(f"costs/old{number}", b'{"month":"2026-11","bytes":{"s3://b":1}}')
+    node = CostNode("n0", tmp_path, shared, records=RecordsOfTwo(shared))
+    node.members = ["n0"]
+    await node.start()
+    await pass_time(GONE_AFTER_S + 30)
+    assert list(shared.mirror) == ["spent/departed"]
+    departed = decode_departed(shared.mirror["spent/departed"])
+    assert all(departed.of_node("2026-11", f"old{number}") for number in (0, 3))
+    node.read(1)
+    await pass_time(30)
+    assert decode_spending(shared.mirror["costs/n0"]).bytes == {"s3://b": GIB}
+    await node.costs.stop()
