@@ -86,6 +86,7 @@ _BUSY = frozenset(
 
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
 HOSTS_MAX = 64
+PORT_DIGITS_MAX = 5
 
 Reply = TypeVar("Reply", bound=Value)
 Result = TypeVar("Result")
@@ -111,6 +112,7 @@ def _node_of(text: str) -> str:
         or not _HOST.fullmatch(host)
         or not port.isascii()
         or not port.isdecimal()
+        or len(port) > PORT_DIGITS_MAX
         or not 0 < int(port) < 65536
     ):
         raise UsageError(

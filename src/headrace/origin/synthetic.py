@@ -23,6 +23,7 @@ _PATTERN_BYTES = (1 << 20) + 4099  # not a multiple of a block, so no two blocks
 _PAGE = 1000
 _MTIME_NS = 1_700_000_000 * 10**9
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_COUNT = re.compile(r"[0-9]{1,18}")
 _FORM = "synthetic://FILES/SIZE?directories=N, for example synthetic://1000/4MiB?directories=10"
 
 
@@ -39,10 +40,10 @@ def parse_shape(url: str) -> DataSetShape:
         parts = urllib.parse.urlsplit(url)
     except ValueError:  # for example an incomplete IPv6 address
         raise UsageError(url, why="the URL is no synthetic origin", hint=f"write {_FORM}") from None
-    size = re.fullmatch(r"/(\d+)([kmgt]?)(i?b)?", parts.path.lower())
+    size = re.fullmatch(r"/([0-9]{1,18})([kmgt]?)(i?b)?", parts.path.lower())
     query = dict(urllib.parse.parse_qsl(parts.query))
     directories = query.pop("directories", "0")
-    if size is None or query or not parts.netloc.isdigit() or not directories.isdigit():
+    if size is None or query or not _COUNT.fullmatch(parts.netloc) or not _COUNT.fullmatch(directories):
         raise UsageError(url, why="the URL is no synthetic origin", hint=f"write {_FORM}")
     return DataSetShape(int(parts.netloc), int(size[1]) * _UNITS[size[2]], int(directories))
 

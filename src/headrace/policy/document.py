@@ -6,6 +6,7 @@ All faults are found at once, each with its line. A document with a fault is ref
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ RULES_MAX = 500
 TENANTS_MAX = 200
 ORIGINS_MAX = 200
 FAULTS_SHOWN_MAX = 100
+_LONG_NUMBER = re.compile(r"[0-9][0-9_]{4300,}")
 
 Parse = Callable[[object], object]
 _EFFECTS: dict[str, Parse] = {
@@ -124,6 +126,8 @@ def parse_policy(text: str) -> PolicyDocument:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         _refuse(_line_in(text, error), f"no TOML: {error}")
+    except ValueError:  # Python reads no int of more than 4300 digits
+        _refuse(_line_of_long_number(text), "a number has thousands of digits")
     except RecursionError:
         _refuse(1, "no TOML: its arrays lie too deep in each other")
     return _Parser(tables, key_lines(text)).document()
@@ -282,6 +286,11 @@ def _line_in(text: str, error: tomllib.TOMLDecodeError) -> int:
     _, mark, rest = str(error).rpartition("(at line ")
     number = rest.partition(",")[0]
     return int(number) if mark and number.isdecimal() else text.count("\n") + 1
+
+
+def _line_of_long_number(text: str) -> int:
+    match = _LONG_NUMBER.search(text)
+    return 1 if match is None else text.count("\n", 0, match.start()) + 1
 
 
 def _refuse(line: int, text: str) -> None:

@@ -149,7 +149,9 @@ def positive(value: object) -> float:
 
 
 def not_negative(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{shown(value)} is no number")
+    if isinstance(value, float) and not math.isfinite(value):  # of a large int it would raise OverflowError
         raise ValueError(f"{shown(value)} is no number")
     if not 0 <= value <= _NUMBER_MAX:
         raise ValueError(f"{shown(value)} is not between 0 and {_NUMBER_MAX:.0e}")
@@ -167,7 +169,12 @@ def word(value: object) -> str:
 
 def shown(value: object) -> str:
     """Return a value for a message, cut to some length."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (
+        ValueError
+    ):  # Python writes no int of more than 4300 digits, which TOML can have as hexadecimal digits
+        return "a number of thousands of digits"
     return text if len(text) <= _WORD_CHARACTERS_MAX else text[:_WORD_CHARACTERS_MAX] + "…"
 
 

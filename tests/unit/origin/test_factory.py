@@ -60,6 +60,8 @@ def test_forms(text: str) -> None:
         *("https://::1/a", "https://[x]/a"),
         *("file://host/share", "file://relative", "file://"),
         *("synthetic://", "synthetic://x/1", "synthetic://1", "synthetic://1/1?other=2", "synthetic://1/-1"),
+        *(f"headrace://host:{'1' * 5000}/a", f"https://host:{'1' * 5000}/a", f"synthetic://{'1' * 5000}/1"),
+        *("synthetic://²/1", "synthetic://1/1?directories=²", f"synthetic://1/{'1' * 5000}"),
     ],
 )
 def test_what_is_no_origin_is_refused(text: str) -> None:

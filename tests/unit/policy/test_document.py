@@ -211,11 +211,32 @@ def test_values_at_their_limits() -> None:
         ("\n\nx y\n", 3),
         ("x = " + "[" * 5000, 1),
         ("x" * (POLICY_TEXT_MAX + 1), 1),
+        (f"\n# 1\nx = {'1' * 5000}\n", 3),
     ],
 )
 def test_what_is_no_toml_is_refused_with_a_line(text: str, line: int) -> None:
     ((refused_line, _),) = faults_of(text)
     assert refused_line == line
+
+
+@pytest.mark.parametrize("number", [f"1{'0' * 400}", f"-1{'0' * 400}", f"0x{'f' * 5000}"])
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ('[tenant.a]\npaths = ["/a/**"]', "share"),
+        ('[tenant.a]\npaths = ["/a/**"]', "limit"),
+        ('[origin."s3://b"]\negress_per_gib = 1', "requests_s"),
+        ('[[rule]]\nmatch = ["/a/**"]', "replicas"),
+        ('[[rule]]\nmatch = ["/a/**"]', "tier"),
+    ],
+)
+def test_a_number_that_is_much_too_large_is_one_fault_with_its_line(
+    table: str, key: str, number: str
+) -> None:
+    for value in (number, f"[{number}]"):
+        ((line, text),) = faults_of(f"{table}\n{key} = {value}\n")
+        assert line == 3 and text.startswith(f"{key}: ") and len(text) < 200
+        assert "limit (" not in text  # of Python, which is nothing to its user
 
 
 @pytest.mark.parametrize(
