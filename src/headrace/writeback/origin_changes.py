@@ -93,12 +93,7 @@ class OriginChangeReconciler:
         is dirty here and another node wrote it, too. Its next check is due after a pause."""
         self.due_s = math.inf
         paths, self._waiting = sorted(self._waiting), set()
-        self._emptied.update(directory for path in paths for directory in self._demoted_below(path))
-        rows = [row for path in paths for row in self._clean_below(path)]
-        clean = {row.path for row in rows}
-        self._waiting |= {
-            p for p in paths if p not in clean and self._names.is_pending(p) and self._is_here(p)
-        }
+        rows = [row for path in paths for row in self._rows_to_check(path)]
         gate = asyncio.Semaphore(QUERIES_IN_FLIGHT_MAX)
 
         async def check(row: JournalRecord) -> None:
@@ -121,6 +116,22 @@ class OriginChangeReconciler:
         if self._waiting:
             self.due_s = min(self.due_s, monotonic_s() + self._pause_s)
             self._pause_s = min(PAUSE_S_MAX, 2 * self._pause_s)
+
+    def _rows_to_check(self, path: bytes) -> list[JournalRecord]:
+        """Return the rows of clean files at and below a path, and note the directories that may be removed with them.
+        The path waits again if the disk fails, or if it is dirty here and another node wrote it, too."""
+        try:
+            demoted, rows = self._demoted_below(path), self._clean_below(path)
+            is_clean = any(row.path == path for row in rows)
+            is_contested = not is_clean and self._names.is_pending(path) and self._is_here(path)
+        except OSError as error:
+            log.warning("a path was not checked, retrying path=%s error=%s", os.fsdecode(path), error)
+            self._waiting.add(path)
+            return []
+        self._emptied.update(demoted)
+        if is_contested:
+            self._waiting.add(path)
+        return rows
 
     def _demoted_below(self, path: bytes) -> list[bytes]:
         """Return the directories at and below a path whose files were demoted to the cache."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -66,6 +67,36 @@ async def test_a_check_that_the_disk_fails_is_tried_again_after_a_pause(
     await changes.check_waiting()
     assert layer.upper.lookup(PATH) is None and layer.journal.get(PATH) is None
     assert PATH in layer.meant_anew and changes.due_s == math.inf
+
+
+@pytest.mark.expected_warnings("headrace.writeback.origin_changes")
+async def test_a_path_that_cannot_be_read_waits_and_the_others_are_checked(
+    layer: LayerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fails for one of two paths."""
+    walk, other = layer.upper.walk, b"/d/g"
+
+    def fail_at_one(top: bytes = b"/") -> Iterator[tuple[bytes, os.stat_result]]:
+        if top == PATH:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        yield from walk(top)
+
+    changes = await persisted(layer)
+    layer.write(other, OURS)
+    await layer.uploads.put(other)
+    for name in ("d/f", "d/g"):
+        layer.memory.hold(name, THEIRS)
+    await layer.listed(PATH)
+    with monkeypatch.context() as patches:
+        patches.setattr(layer.upper, "walk", fail_at_one)
+        assert changes.suspect([PATH, other])
+        await changes.check_waiting()
+    assert layer.content(PATH) == OURS and layer.upper.lookup(other) is None
+    assert monotonic_s() < changes.due_s < math.inf
+    await pass_time(changes.due_s - monotonic_s())
+    await changes.check_waiting()
+    assert layer.upper.lookup(PATH) is None and layer.journal.get(PATH) is None
+    assert {PATH, other} <= set(layer.meant_anew) and changes.due_s == math.inf
 
 
 async def test_what_others_removed_is_gone_with_its_directory(layer: LayerFixture) -> None:
