@@ -136,7 +136,8 @@ def complete(
     node.catalogue.record(seal)
     run_job("complete-seal", "/", socket=node.socket, cache=None, as_json=json, options={"seal": str(seal)})
     if os.geteuid() == 0:
-        node.renew_mounts(node.catalogue.record(seal))
+        for failure in node.renew_mounts(node.catalogue.record(seal)):
+            warn(failure)
 
 
 def mount(

@@ -6,10 +6,11 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.base.errors import (
     HeadraceError,
+    MountError,
     NodeUnavailableError,
     PathNotFoundError,
     UsageError,
@@ -47,62 +48,76 @@ def restore(state: RunState) -> None:
         node.try_mount(seal, place)
 
 
+class _Retry(NamedTuple):
+    """Describes a seal whose mount failed: why, how often in a row, and when it is tried again (`time.monotonic`)."""
+
+    failures: list[str]
+    times: int
+    at_s: float
+
+
 class SealMounts:
     """Keeps the mounts of a node's seals up to date; a supervisor calls `check` once a second.
 
     It mounts an automatic seal in place as soon as the node has made it. It mounts a lazy seal again after its layer
-    died, or when the seal lacks fewer files than before. state: the state of the command that runs the node.
+    died, or when the seal lacks fewer files than before. A mount that failed is tried again after growing pauses.
+    state: the state of the command that runs the node.
     """
 
     def __init__(self, state: RunState) -> None:
         self._state = state
         self._known: set[SealId] = set()
         self._lazy: set[SealId] = set()
-        self._retry_at_s: dict[SealId, float] = {}
-        self._failures: dict[SealId, int] = {}
+        self._retries: dict[SealId, _Retry] = {}
         self._unreadable = ""
 
     def check(self) -> None:
-        """Mount the seals that need it. Failures are named on stderr. Blocks on the disk, and on the start of a
-        layer."""
+        """Mount the seals that need it. Stderr names a failure once for each reason. Blocks on the disk, and on the
+        start of a layer."""
         state = self._state
         if os.geteuid() != 0 or not state.cache:
             return
-        node = SealNode(state.socket, "/", state.cache, [state], is_running=True)
+        node = SealNode(state.socket, "/", state.cache, [state], is_running=True, waits=False)
         try:
             seals = set(node.catalogue.seals())
         except OSError as error:
             self._warn_unreadable(str(error))
             return
         self._unreadable = ""
+        self._lazy &= seals
+        self._retries = {seal: retry for seal, retry in self._retries.items() if seal in seals}
         for seal in sorted((seals - self._known) | self._lazy):
-            if time.monotonic() < self._retry_at_s.get(seal, 0.0):
-                continue
-            try:
-                record = node.catalogue.record(seal)
-                if state.mountpoint and record.automatic and seal not in self._known:
-                    node.mount_automatic(record)
-                self._renew(node, record)
-            except PathNotFoundError:
-                self._lazy.discard(seal)  # the node removed it meanwhile
-            except (HeadraceError, OSError) as error:
-                warn(f"the mounts of seal {seal} are not renewed: {error}")
-        self._known = seals
+            if seal not in self._retries or time.monotonic() >= self._retries[seal].at_s:
+                self._mount(node, seal)
+        self._known = seals - self._retries.keys()
+
+    def _mount(self, node: SealNode, seal: SealId) -> None:
+        try:
+            record = node.catalogue.record(seal)
+            if self._state.mountpoint and record.automatic and seal not in self._known:
+                node.mount_automatic(record)
+            failures = node.renew_mounts(record)
+            (self._lazy.add if record.is_lazy else self._lazy.discard)(seal)
+        except PathNotFoundError:
+            failures = []  # the node removed it meanwhile
+            self._lazy.discard(seal)
+        except (HeadraceError, OSError) as error:
+            failures = [f"the mounts of seal {seal} are not renewed: {error}"]
+        if not failures:
+            self._retries.pop(seal, None)
+            return
+        before = self._retries.get(seal, _Retry([], 0, 0.0))
+        for failure in failures:
+            if failure not in before.failures:
+                warn(failure)
+        pause_s = min(RETRY_S_MAX, 2.0 ** min(before.times, 8))
+        self._retries[seal] = _Retry(failures, before.times + 1, time.monotonic() + pause_s)
 
     def _warn_unreadable(self, why: str) -> None:
         """Say once why the directory of the seals can't be read. Its disk may be broken; all else continues."""
         if why != self._unreadable:
             self._unreadable = why
             warn(f"the seals can't be read: {why} (tried again every second)")
-
-    def _renew(self, node: SealNode, record: SealRecord) -> None:
-        seal = record.seal
-        if node.renew_mounts(record):
-            self._failures.pop(seal, None)
-        else:
-            failures = self._failures[seal] = self._failures.get(seal, 0) + 1
-            self._retry_at_s[seal] = time.monotonic() + min(RETRY_S_MAX, 0.5 * 2.0 ** min(failures, 8))
-        (self._lazy.add if record.is_lazy else self._lazy.discard)(seal)
 
 
 def uncover(mountpoint: str) -> None:
@@ -128,13 +143,15 @@ def _is_below(path: str, top: str) -> bool:
 @dataclass(frozen=True, slots=True)
 class SealNode:
     """Mounts the seals of one node of this host. path: a path of its namespace. folders: the directories of its
-    volumes. states: the states of the commands that mount its namespace."""
+    volumes. states: the states of the commands that mount its namespace. waits: it waits while another command mounts a
+    seal. A supervisor must not: the user may have stopped that command."""
 
     socket: str
     path: str
     folders: list[str]
     states: list[RunState]
     is_running: bool
+    waits: bool = True
 
     @property
     def catalogue(self) -> Catalogue:
@@ -190,47 +207,55 @@ class SealNode:
     def mount_automatic(self, record: SealRecord) -> None:
         """Mount a seal of this node in place, unless it has places. If the node removes the seal at this moment, it
         does not stay mounted."""
-        from headrace.seal.mounted import source_on_top
+        from headrace.seal.mounted import is_of, source_on_top
         from headrace.seal.places import unmount_seal
 
         if self.catalogue.places(record.seal):
             return
         for place in self.places(None, record.path, in_place=True, shared=False):
-            if source_on_top(place.mountpoint):
+            source = source_on_top(place.mountpoint)
+            if source and not is_of(source, self.catalogue, record.seal):
                 continue  # a user mounted a seal there
             self._record(record.seal, place.mountpoint, [place])
-            self._mount_view(record, place)
+            try:
+                self._mount_view(record, place)
+            except BaseException:
+                self._record(record.seal, place.mountpoint, [])  # so that the next call tries again
+                raise
             if record.seal not in self.catalogue.seals():
                 unmount_seal(place.mountpoint)
 
-    def renew_mounts(self, record: SealRecord) -> bool:
-        """Mount the seal's present generation over its earlier views. Return False if a view could not be replaced;
-        stderr names it and the reason."""
+    def renew_mounts(self, record: SealRecord) -> list[str]:
+        """Mount the seal's present generation over its earlier views. Return the views that could not be replaced, each
+        with the reason."""
         from headrace.seal.mounted import is_of, serves, source_on_top
 
-        is_done = True
+        failures = []
         for place in self.catalogue.places(record.seal):
             source = source_on_top(place.mountpoint)
             if is_of(source, self.catalogue, record.seal) and not serves(source, self.catalogue, record):
-                is_done &= self.try_mount(record.seal, place)
-        return is_done
+                failures.append(self._failure_to_mount(record.seal, place))
+        return [failure for failure in failures if failure]
 
-    def try_mount(self, seal: SealId, place: Place) -> bool:
-        """Mount a seal at a place that it had before. If that fails, stderr names the reason. Return whether it
-        succeeded."""
+    def try_mount(self, seal: SealId, place: Place) -> None:
+        """Mount a seal at a place that it had before. If that fails, stderr names the reason."""
+        if failure := self._failure_to_mount(seal, place):
+            warn(failure)
+
+    def _failure_to_mount(self, seal: SealId, place: Place) -> str:
+        """Mount a seal at a place that it had before. Return why that failed; "" if it did not."""
         try:
             self.mount_again(seal, place)
         except (HeadraceError, OSError) as error:
-            warn(f"seal {seal} is not mounted at {place.mountpoint}: {error}")
-            return False
-        return True
+            return f"seal {seal} is not mounted at {place.mountpoint}: {error}"
+        return ""
 
     def mount_again(self, seal: SealId, place: Place) -> None:
         """Mount a seal at a place that it had before. Raises HeadraceError or OSError."""
         self._mount_view(self.catalogue.record(seal), place)
 
     def _mount_view(self, record: SealRecord, place: Place) -> None:
-        """Mount the seal's present generation, unless it is mounted there already."""
+        """Mount the seal's present generation, unless it is mounted there already. Raises MountError."""
         from headrace.base.volume_owner import check_volumes
         from headrace.cli.lazy_layer import lazy_layer
         from headrace.seal.mounted import is_exchanged, serves, source_on_top
@@ -238,7 +263,9 @@ class SealNode:
         from headrace.seal.replaced_file import locked
 
         check_volumes(self.folders)
-        with locked(self.catalogue.folder):
+        with locked(self.catalogue.folder, wait=self.waits) as is_locked:
+            if not is_locked:
+                raise MountError(f"cannot mount seal {record.seal}", why="another command mounts a seal")
             if serves(source_on_top(place.mountpoint), self.catalogue, record) and not is_exchanged(
                 place.mountpoint
             ):

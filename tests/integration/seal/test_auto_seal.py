@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.mount_api import closing_descriptor
 from headrace.seal.mounted import seals_below
 from tests.integration.cli.host import Host, wait_until
 
@@ -111,6 +113,28 @@ def test_a_sealed_data_set_is_read_while_nothing_runs_and_comes_back(host: Host)
     wait_until(lambda: host.json("seal", "list") == [])
     host.assert_right()
     host.ok("down")
+    host.assert_nothing_left()
+
+
+@pytest.mark.expected_warnings("another command mounts a seal")
+def test_a_command_that_stands_still_keeps_a_seal_from_being_mounted_and_nothing_else(host: Host) -> None:
+    """`headrace seal mount` holds this lock, and its user stopped it. A dead node was not started again."""
+    up = host.up()
+    catalogue = host.cache / "seals"
+    catalogue.mkdir(0o700, exist_ok=True)
+    with closing_descriptor(os.open(catalogue, os.O_RDONLY)) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        host.ok("load", host.mount)
+        wait_until(lambda: "another command mounts a seal" in up.said, 60.0, hint=lambda: str(auto(host)))
+        node = host.kill("node")
+        host.wait_pid("node", other_than=node)
+        host.assert_right()
+        assert seals_below(str(host.base)) == []
+    wait_sealed(host)
+    host.assert_right()
+    assert up.said.count("another command mounts a seal") == 1
+    host.ok("down")
+    assert up.wait() == 0
     host.assert_nothing_left()
 
 
