@@ -464,3 +464,70 @@ async def test_a_lease_acquired_while_that_of_the_node_was_lost_is_not_held(tmp_
     assert holders == [["n1"], ["n0"]]
     for right in two.rights.values():
         await right.stop()
+
+
+async def test_a_lease_acquired_while_those_of_a_lost_one_are_dropped_keeps_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its record another node would acquire the directory, too, and both would succeed in one O_EXCL."""
+    two = Two(tmp_path)
+    for right in two.rights.values():
+        right.start()
+    records = two.records["n0"]
+    begun, go_on, get = asyncio.Event(), asyncio.Event(), records.get
+
+    async def slow_get(key: str) -> bytes | None:
+        holder = await get(key)
+        if not begun.is_set():
+            begun.set()
+            await go_on.wait()
+        return holder
+
+    await two.rights["n0"].acquire(b"/d")
+    monkeypatch.setattr(records, "get", slow_get)
+    records.leases_lost += 1
+    await begun.wait()
+    async with OwnedTasks() as tasks:
+        acquired = tasks.start(two.rights["n0"].acquire(b"/d"))
+        await pass_time(1.0)
+        go_on.set()
+        await acquired
+    assert two.has("n0")
+    await two.rights["n1"].acquire(b"/d")
+    assert (two.has("n0"), two.has("n1")) == (False, True)
+    for right in two.rights.values():
+        await right.stop()
+
+
+async def test_two_directories_are_acquired_at_once_after_a_lost_lease(tmp_path: Path) -> None:
+    two = Two(tmp_path)
+    two.uppers["n0"].at(b"/e").mkdir(0o755)
+    rights, records = two.rights["n0"], two.records["n0"]
+    rights.start()
+    both = (b"/d", b"/e")
+    await asyncio.gather(*map(rights.acquire, both))
+    records.leases_lost += 1
+    await asyncio.gather(*map(rights.acquire, both))
+    await pass_time(2 * directory_lease.CHECK_INTERVAL_S)
+    assert await records.list("rights/") == {"rights//d": b"n0", "rights//e": b"n0"}
+    assert all(rights.marks.is_leased(two.uppers["n0"].at(path), path) for path in both)
+    await rights.stop()
+
+
+async def test_a_release_while_the_lease_of_the_node_is_lost_leaves_the_record_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = Two(tmp_path)
+    two.rights["n0"].start()
+    await two.rights["n0"].acquire(b"/d")
+
+    async def lose(_: bytes) -> None:
+        await two.records["n0"].close()  # its records end with its lease
+        two.records["n0"].leases_lost += 1
+        await pass_time(2 * directory_lease.CHECK_INTERVAL_S)
+        await two.records["n1"].put("rights//d", b"n1", leased=True)
+
+    monkeypatch.setattr(two.rights["n0"], "_publish", lose)
+    await two.rights["n0"].release(b"/d")
+    assert await two.records["n1"].get("rights//d") == b"n1" and not two.has("n0")
+    await two.rights["n0"].stop()

@@ -82,6 +82,8 @@ class DirectoryLeases(WriteObserver):
         self._held: dict[bytes, float] = {}
         self._released: dict[bytes, float] = {}
         self._doubted: set[bytes] = set()
+        self._stale: set[bytes] = set()
+        """Directories whose leases were dropped. Their records may still name this node."""
         self._locks: dict[bytes, asyncio.Lock] = {}
         self._leases_lost = 0
         self._tasks = OwnedTasks()
@@ -121,11 +123,11 @@ class DirectoryLeases(WriteObserver):
     async def _hold(self, directory: bytes) -> None:
         """Acquire the lease of a directory, unless this node has it. It has none after its own lease was lost, and
         gets none if that happens meanwhile: another node may have acquired the directory since."""
-        if self._records.leases_lost != self._leases_lost:
-            await self._drop_all()
+        self._drop_lost()
         if directory not in self._held:
             leases_lost = self._records.leases_lost
             await self._acquire_record(directory)
+            self._stale.discard(directory)
             await self._refresh(directory)
             if self._records.leases_lost == leases_lost:
                 self._held[directory] = monotonic_s()
@@ -140,15 +142,17 @@ class DirectoryLeases(WriteObserver):
         created here."""
         async with self._locks.setdefault(directory, asyncio.Lock()):
             since_s = self._held.get(directory)
-            if since_s is None:  # a cancelled call may have created the record
+            if since_s is not None:
+                await asyncio.sleep(since_s + LEASE_KEPT_S_MIN - monotonic_s())
+                with self._upper.lock:
+                    self.marks.clear(self._upper.at(directory), MARKS.leased)
+                await self._publish(directory)
+                self._drop_lost()
+            if self._held.pop(directory, None) is None:
+                # a cancelled call may have created the record, and another node has it after a loss
                 if await self._records.get(_key(directory)) == self._me.encode():
                     await self._records.delete(_key(directory))
                 return
-            await asyncio.sleep(since_s + LEASE_KEPT_S_MIN - monotonic_s())
-            with self._upper.lock:
-                self.marks.clear(self._upper.at(directory), MARKS.leased)
-            await self._publish(directory)
-            del self._held[directory]
             await self._records.delete(_key(directory))
             self._released[directory] = monotonic_s()
 
@@ -221,9 +225,9 @@ class DirectoryLeases(WriteObserver):
             await asyncio.sleep(CHECK_INTERVAL_S)
             try:
                 await self._check_doubted()
-                if self._records.leases_lost != self._leases_lost:
-                    await self._drop_all()
+                self._drop_lost()
                 self._extend()
+                await self._delete_stale_records()
             except HeadraceError as error:
                 log.info("directory leases were not checked, retrying error=%s", error)
             except Exception:
@@ -234,19 +238,31 @@ class DirectoryLeases(WriteObserver):
         if self._records.leases_lost == self._leases_lost:  # otherwise the leases have expired
             self.marks.extend_leases(self._records.lease_until_s - EXPIRY_MARGIN_S)
 
-    async def _drop_all(self) -> None:
-        """Drop all leases after the node's own was lost, because others may have acquired them. A record that this node
-        wrote since is deleted."""
-        leases_lost = self._records.leases_lost  # one that is lost from here on needs another call
-        held, self._held = self._held, {}
+    def _drop_lost(self) -> None:
+        """Drop all leases if the node's own was lost, because others may have acquired them."""
+        if self._records.leases_lost == self._leases_lost:
+            return
         with self._upper.lock:
-            for directory in held:
+            for directory in self._held:
                 self.marks.clear(self._upper.at(directory), MARKS.leased)
-        for directory in held:
-            if await self._records.get(_key(directory)) == self._me.encode():
-                await self._records.delete(_key(directory))
-            self._records.disown(_key(directory))
-        self._leases_lost = leases_lost
+        self._stale.update(self._held)
+        self._held.clear()
+        self._leases_lost = self._records.leases_lost
+
+    async def _delete_stale_records(self) -> None:
+        """Delete the records of dropped leases that this node wrote again after the loss. A directory in use waits: the
+        lock keeps the record of a lease that is acquired meanwhile."""
+        for directory in list(self._stale):
+            lock = self._locks.setdefault(directory, asyncio.Lock())
+            if lock.locked():  # an acquisition may take long, and the other leases must be extended
+                continue
+            async with lock:
+                if directory not in self._stale:
+                    continue
+                if await self._records.get(_key(directory)) == self._me.encode():
+                    await self._records.delete(_key(directory))
+                self._records.disown(_key(directory))
+                self._stale.discard(directory)
 
 
 def _key(directory: bytes) -> str:
