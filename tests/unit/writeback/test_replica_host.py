@@ -8,12 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
+import xxhash
 
+from headrace.base.deadline import Deadline
+from headrace.base.model import BLOCK_SIZE_BYTES, Arrived
 from headrace.base.tasks import OwnedTasks
 from headrace.overlay.snapshot import EntryType, Snapshot
+from headrace.peer.client import PeerClient
 from headrace.ring.view import NodeInfo, next_view
-from headrace.wire.peer_messages import Replicate
+from headrace.wire.peer_messages import FileRange, Replicate, ReplicateAhead
 from headrace.writeback.replication.replica_host import ReplicaHost
 from headrace.writeback.replication.replica_layer import ReplicaLayer
 from headrace.writeback.sync_journal import SyncJournal
@@ -76,3 +81,59 @@ async def test_a_request_that_was_given_up_does_not_overwrite_its_successor(
             assert older.cancelled()
     with open(ReplicaLayer(keeper.folder_of("n0")).upper.at(b"/f").open(0), "rb") as file:
         assert file.read() == b"newer"
+
+
+class SlowPeers(PeerClient):
+    """A writer whose first answer is read at once, and arrives when the test says so."""
+
+    def __init__(self, older: bytes, newer: bytes) -> None:
+        self._contents = [newer, older]
+        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def fetch(
+        self, node: NodeInfo, file: FileRange, *, cached_only: bool, epoch: int, deadline: Deadline
+    ) -> Arrived:
+        is_first = not self.asked.is_set()
+        content = self._contents[is_first]
+        if is_first:
+            self.asked.set()
+            await self.go_on.wait()
+        return Arrived(content[file.start : file.end])
+
+
+async def test_an_older_range_that_was_sent_ahead_does_not_get_into_a_newer_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The range arrives late, when the blocks of the newer content are complete and not yet in their place."""
+    older, newer = bytes(2 * BLOCK_SIZE_BYTES), b"n" * (2 * BLOCK_SIZE_BYTES)
+    begun, go_on = threading.Event(), threading.Event()
+    place = ReplicaLayer.place
+
+    def slow_place(layer: ReplicaLayer, snapshot: Snapshot) -> None:
+        begun.set()
+        go_on.wait()
+        place(layer, snapshot)
+
+    sums = [xxhash.xxh3_64_intdigest(newer[:BLOCK_SIZE_BYTES])] * 2
+    file = Snapshot(b"/f", EntryType.FILE, 7, 1, 1, len(newer), 0o644, sums=sums)
+    monkeypatch.setattr(ReplicaLayer, "place", slow_place)
+    peers = SlowPeers(older, newer)
+    with ThreadPoolExecutor(4) as threads:
+        keeper = ReplicaHost("n1", str(tmp_path), peers, threads, view=lambda: VIEW)
+        async with OwnedTasks() as tasks:
+            ahead = tasks.start(keeper.replicate_ahead(ReplicateAhead("n0", 7, 0, len(older))))
+            try:
+                await peers.asked.wait()
+                placed = tasks.start(keeper.replicate(Replicate("n0", [file], begin=False, end=False)))
+                await asyncio.to_thread(begun.wait, 60)
+                peers.go_on.set()
+                await asyncio.wait([ahead], timeout=0.5)  # without a lock it ends meanwhile
+            finally:
+                go_on.set()
+            await placed
+            await ahead
+        for _ in range(2):
+            with open(ReplicaLayer(keeper.folder_of("n0")).upper.at(b"/f").open(0), "rb") as replica:
+                assert replica.read() == newer
+            changed = msgspec.structs.replace(file, ctime_ns=2)
+            await keeper.replicate(Replicate("n0", [changed], begin=False, end=False))

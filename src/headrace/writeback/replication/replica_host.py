@@ -11,9 +11,10 @@ import contextlib
 import logging
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from functools import partial
+from weakref import WeakValueDictionary
 
 from headrace.base import failpoint
 from headrace.base.beneath import Root
@@ -39,7 +40,7 @@ JOURNAL_FILE = "known.db"
 PERSISTED_FILE = "taken.db"
 """Name of the journal of files that were persisted for a writer, which it has not acknowledged yet."""
 RANGES_IN_FLIGHT_MAX = 4
-"""Most ranges of one file that are fetched at the same time."""
+"""Most ranges of one file that are fetched, or written ahead, at the same time."""
 FETCH_LIMIT_S = 60.0
 """Time limit of fetching one range, in seconds."""
 STAGING_IDLE_S = 600.0
@@ -72,6 +73,7 @@ class ReplicaHost:
         self._view = view
         self._layers: dict[str, ReplicaLayer] = {}
         self._locks: dict[str, asyncio.Lock] = {}
+        self._gates: WeakValueDictionary[tuple[str, int], asyncio.Semaphore] = WeakValueDictionary()
         self.bytes_kept = 0
         """Bytes of all replicas on the disk, at the last `measure`."""
 
@@ -131,8 +133,9 @@ class ReplicaHost:
             small: list[Snapshot] = []
             for snapshot in request.snapshots:
                 if snapshot.is_large:
-                    await self._fetch(node, layer, snapshot)
-                    await self._in_thread(_install, layer, [snapshot])
+                    async with self._without_ranges_ahead(request.writer, snapshot.inode):
+                        await self._fetch(node, layer, snapshot)
+                        await self._in_thread(_install, layer, [snapshot])
                 else:
                     small.append(snapshot)
             failpoint.hit("keep.fetched")
@@ -147,7 +150,9 @@ class ReplicaHost:
         node = self._node(request.writer)
         async with self.lock_of(request.writer):
             layer = await self._layer_of(request.writer)
-        await self._fetch_range(node, layer, request.inode, (request.start, request.end))
+        body = await self._range(node, request.inode, (request.start, request.end))
+        async with self._gate_of(request.writer, request.inode):
+            await self._in_thread(layer.write, request.inode, request.start, body)
 
     async def _fetch(self, node: NodeInfo, layer: ReplicaLayer, snapshot: Snapshot) -> None:
         """Fetch the blocks of a large file that are not here yet."""
@@ -155,17 +160,33 @@ class ReplicaHost:
 
         async def fetch_range(range_: Range) -> None:
             async with gate:
-                await self._fetch_range(node, layer, snapshot.inode, range_)
+                body = await self._range(node, snapshot.inode, range_)
+                await self._in_thread(layer.write, snapshot.inode, range_[0], body)
 
         await all_of(fetch_range(range_) for range_ in await self._in_thread(layer.missing, snapshot))
 
-    async def _fetch_range(self, node: NodeInfo, layer: ReplicaLayer, inode: int, range_: Range) -> None:
+    async def _range(self, node: NodeInfo, inode: int, range_: Range) -> bytes | bytearray | memoryview:
+        """Return a range of a writer's file, as the file was at some moment of this call."""
         start, end = range_
         wanted = FileRange(b"/", end, 0, f"{OFFER_TOKEN_PREFIX}{inode:x}", start, end)
         arrived = await self._peers.fetch(
             node, wanted, cached_only=True, epoch=self._view().epoch, deadline=Deadline.after(FETCH_LIMIT_S)
         )
-        await self._in_thread(layer.write, inode, start, arrived.body)
+        return arrived.body
+
+    def _gate_of(self, writer: str, inode: int) -> asyncio.Semaphore:
+        """Return the semaphore of the ranges of a file that were sent ahead and are being written."""
+        return self._gates.setdefault((writer, inode), asyncio.Semaphore(RANGES_IN_FLIGHT_MAX))
+
+    @contextlib.asynccontextmanager
+    async def _without_ranges_ahead(self, writer: str, inode: int) -> AsyncIterator[None]:
+        """Let no range that was sent ahead be written in this context. It may be older than a snapshot, and would
+        replace a block after the comparison of the checksums. The caller holds the writer's lock."""
+        gate = self._gate_of(writer, inode)
+        async with contextlib.AsyncExitStack() as held:
+            for _ in range(RANGES_IN_FLIGHT_MAX):
+                await held.enter_async_context(gate)
+            yield
 
     def _node(self, writer: str) -> NodeInfo:
         """Return the writer's entry in the view. Raises PeerError if the writer is this node, or is not in the view."""

@@ -96,7 +96,7 @@ class ReplicaLayer:
                 ranges.append((start, end))
         return ranges
 
-    def write(self, inode: int, start: int, body: bytes | bytearray) -> None:
+    def write(self, inode: int, start: int, body: bytes | bytearray | memoryview) -> None:
         """Write bytes into the staging of a file. start: first byte of a block."""
         with self._staging:  # several threads write ranges of one file
             staged = self._staged.get(inode)
