@@ -155,13 +155,13 @@ def got(url: str) -> bytes:
 
 
 def test_a_node_that_is_started_again_under_a_session_compares_again(host: Host) -> None:
-    """The session lives on, and had the file open before."""
-    up(host, "-o", "verify=open")
+    """The session lives on, and had the file open before. It reads as before until the next node is ready."""
+    running = host.up(host.truth, host.mount, "-o", "verify=open")
     host.ok("load", "/")
     host.assert_right()
     before = host.kill("node", signal.SIGSTOP)
     rot(host, ["large"])
     os.kill(before, signal.SIGKILL)
     host.wait_pid("node", other_than=before)
-    wait_until(lambda: host.headrace("status").returncode == 0)
+    wait_until(lambda: "the node is ready again" in running.said)
     host.assert_right("large", mode="read")
