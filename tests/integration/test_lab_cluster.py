@@ -147,7 +147,7 @@ def test_only_the_daemon_is_killed_and_comes_back(lab: Lab, tmp_path: Path, orig
 
 
 def test_the_gateway_keeps_its_address_as_nodes_are_added(tmp_path: Path) -> None:
-    """With another one, nodes did not reach etcd for half a minute."""
+    """Nodes did not reach etcd for half a minute after it had changed."""
     net = network.Namespaces(str(tmp_path), 0)
     try:
         net.make()

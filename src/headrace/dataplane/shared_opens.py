@@ -20,7 +20,7 @@ class SharedOpens:
         self._open_file = open_file
         self._runs: SingleFlight[FileId, bool] = SingleFlight()
         self._promotions: dict[FileId, Promotion] = {}
-        """Of the runs that background reads began."""
+        """Promotions of the runs that background reads began."""
 
     async def run(self, id: FileId, intent: ReadIntent) -> bool:
         """Wait for the run of a file. A cancelled caller stops waiting; the run continues for the others."""

@@ -31,6 +31,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import Entry, FileId, Kind
 from headrace.base.sizes import show_size
+from headrace.base.tasks import ended
 from headrace.base.write_modes import WriteModes
 from headrace.jobs.files import FileWork, LoadJob
 from headrace.jobs.leave_memory import LeavingFiles
@@ -399,17 +400,7 @@ class Sealing:
     async def in_thread(self, work: Callable[..., Result], *arguments: object) -> Result:
         """Run work in a thread, and wait for its end also when the job is cancelled, however often: the draft must not
         be removed beneath it."""
-        future = asyncio.get_running_loop().run_in_executor(self._disk, work, *arguments)
-        cancelled: asyncio.CancelledError | None = None
-        while not future.done():
-            try:
-                await asyncio.wait([future])
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            future.exception()
-            raise cancelled
-        return future.result()
+        return await ended(asyncio.get_running_loop().run_in_executor(self._disk, work, *arguments))
 
 
 def _image_entries(

@@ -37,7 +37,7 @@ def test_a_read_of_what_is_not_cached_waits_for_the_node(tmp_path: Path) -> None
 def test_a_start_that_fails_for_want_of_descriptors_is_tried_again(
     make_host: MakeHost, roles: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when no process can be forked."""
+    """Fail as where no process can be forked."""
     monkeypatch.setattr(
         "tests.integration.cli.host.ForkingPopen", subprocess.Popen
     )  # they start as everywhere

@@ -77,7 +77,7 @@ class CountingOrigin(MemoryOrigin):
 
 
 class DirectPeers:
-    """What `PeerClient` does, by calling the other node's desk. down: nodes that don't answer. refusing: nodes
+    """Does what `PeerClient` does, by calling the other node's desk. down: nodes that don't answer. refusing: nodes
     that take no file over."""
 
     def __init__(self, world: NodesFixture, me: str) -> None:
@@ -141,7 +141,7 @@ class DirectPeers:
 
 @dataclass(frozen=True)
 class Known:
-    """What a node knows of the members and of the policy. copies: of paths that have another number of them."""
+    """Holds what a node knows of the members and of the policy. copies: of paths that have another number of them."""
 
     view: ClusterView
     copies: dict[bytes, int]
@@ -152,7 +152,7 @@ class OneNode:
         self.id = id
         self._world = world
         self.known: Known | None = None
-        """Of a node that does not know everything."""
+        """Set where the node does not know everything yet."""
         ownership = Ownership(
             lambda path: self.copies.get(path, replicas), lambda key: world.holders.get(key, ())
         )

@@ -15,6 +15,7 @@ from headrace.overlay.hiding import hide, rename_leaving_whiteout
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
 from headrace.writeback.observers import WriteObserver
+from headrace.writeback.writeback import WriteBack
 from tests.faulty_origin import PlannedFault
 from tests.unit.writeback.layer_fixture import LIMIT_S, CrashError, LayerFixture, crash_at
 
@@ -274,16 +275,23 @@ class SlowObserver(RecordingObserver):
         await super().on_persisted(paths, folders)
 
 
+async def persist_and_kill(
+    layer: LayerFixture, write: WriteBack, observer: SlowObserver, tasks: OwnedTasks
+) -> None:
+    """Persist a file, and cancel the caller while others are notified of it."""
+    layer.write(b"/f", b"ours")
+    write.changed([b"/f"], 7)
+    call = tasks.start(write.persist(b"/f"))
+    await observer.begun.wait()
+    call.cancel()
+    await asyncio.wait([call])
+    assert call.cancelled()
+
+
 async def test_others_learn_of_a_round_whose_caller_was_killed(layer: LayerFixture) -> None:
     observer = SlowObserver()
     async with layer.running(layer.write_back(observer)) as write, OwnedTasks() as tasks:
-        layer.write(b"/f", b"ours")
-        write.changed([b"/f"], 7)
-        call = tasks.start(write.persist(b"/f"))
-        await observer.begun.wait()
-        call.cancel()
-        await asyncio.wait([call])
-        assert call.cancelled()
+        await persist_and_kill(layer, write, observer, tasks)
         observer.answered.set()
         await until(lambda: observer.persisted == [[b"/f"]])
 
@@ -291,10 +299,5 @@ async def test_others_learn_of_a_round_whose_caller_was_killed(layer: LayerFixtu
 async def test_a_stop_ends_the_notification_of_a_killed_caller(layer: LayerFixture) -> None:
     observer = SlowObserver()
     async with layer.running(layer.write_back(observer)) as write, OwnedTasks() as tasks:
-        layer.write(b"/f", b"ours")
-        write.changed([b"/f"], 7)
-        call = tasks.start(write.persist(b"/f"))
-        await observer.begun.wait()
-        call.cancel()
-        await asyncio.wait([call])
+        await persist_and_kill(layer, write, observer, tasks)
     assert observer.is_cut_off
