@@ -106,7 +106,7 @@ class Multipart:
         checksums.check_completed(request, about.checksum_request, checksum, size_bytes)
         with self._objects.creating(request, call) as stream:
             for part in chosen:
-                self._uploads.append(id, part.number, stream.fileno())
+                self._uploads.append(id, part, stream.fileno())
             write_record(stream.fileno(), etag, about.mtime_text, checksum=checksum, parts=_runs_of(chosen))
             write_metadata(stream.fileno(), about.metadata)
         self._uploads.remove(id)
@@ -248,11 +248,15 @@ def _etag_of(parts: list[UploadPart]) -> str:
 
 
 def _copy(content: Content, target: int, start: int, end: int, algorithm: str) -> tuple[str, Checksum | None]:
-    """Copy a range of the source. Return its MD5 in hex, and its checksum where the upload requests one."""
+    """Copy a range of the source. Return its MD5 in hex, and its checksum where the upload requests one. Raises
+    ServiceUnavailable if the source ends before."""
     md5 = hashlib.md5(usedforsecurity=False)
     hasher = checksums.make_checksum(algorithm) if algorithm else None
     for offset in range(start, end, _COPY_STEP_BYTES):
-        piece = content.read(offset, min(end, offset + _COPY_STEP_BYTES))
+        step_end = min(end, offset + _COPY_STEP_BYTES)
+        piece = content.read(offset, step_end)
+        if len(piece) < step_end - offset:
+            raise S3Error("ServiceUnavailable", "the source was truncated while it was copied: try again")
         md5.update(piece)
         if hasher is not None:
             hasher.update(bytes(piece))

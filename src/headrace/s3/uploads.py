@@ -145,23 +145,22 @@ class Uploads:
         parts = []
         for name in sorted(_listed(self._path(id))):
             if _PART.fullmatch(name):
-                path = self._part_path(id, int(name))
                 with contextlib.suppress(FileNotFoundError):
-                    part_stat = os.stat(path)
-                    attributes = attributes_of(part_stat, path)
-                    etag = attributes.etag.strip('"')
-                    size_bytes, mtime_ns = part_stat.st_size, part_stat.st_mtime_ns
-                    parts.append(UploadPart(int(name), size_bytes, etag, mtime_ns, attributes.checksum))
+                    parts.append(_described(int(name), self._part_path(id, int(name))))
         return parts
 
-    def append(self, id: str, number: int, target: int) -> None:
-        """Append a part's bytes to a file. The kernel copies them."""
+    def append(self, id: str, part: UploadPart, target: int) -> None:
+        """Append a part's bytes to a file. The kernel copies them. Raises InvalidPart if other bytes were stored under
+        its number since `parts` described it."""
         with translating_os_errors("uploads in parts", _UPLOAD_ERRORS):
             try:
-                source = os.open(self._part_path(id, number), os.O_RDONLY | os.O_CLOEXEC)
+                source = os.open(self._part_path(id, part.number), os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
                 raise no_such_upload() from None
             try:
+                stored = _described(part.number, source)
+                if (stored.etag, stored.size_bytes) != (part.etag, part.size_bytes):
+                    raise S3Error("InvalidPart", f"Part {part.number} was uploaded again meanwhile.")
                 end = os.lseek(target, 0, os.SEEK_END)
                 _copy_all(source, target, end)
             finally:
@@ -219,6 +218,14 @@ def _listed(directory: bytes) -> list[str]:
         return [os.fsdecode(name) for name in os.listdir(directory)]
     except FileNotFoundError:
         return []
+
+
+def _described(number: int, target: bytes | int) -> UploadPart:
+    """Return the description of a stored part. `target` is its path, or a descriptor."""
+    part_stat = os.stat(target)
+    attributes = attributes_of(part_stat, target)
+    etag = attributes.etag.strip('"')
+    return UploadPart(number, part_stat.st_size, etag, part_stat.st_mtime_ns, attributes.checksum)
 
 
 def _record_activity(directory: bytes) -> None:

@@ -1,10 +1,12 @@
-"""Uploads in parts on a disk that becomes full: a part is stored completely, or refused."""
+"""Uploads in parts: on a disk that becomes full a part is stored completely, or refused, and a completion joins the
+parts that it checked."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -12,8 +14,10 @@ from typing import Any, cast
 import pytest
 
 from headrace.base.errors import StoreError
+from headrace.http.messages import Request
 from headrace.overlay.durable_writes import DurableWrites
 from headrace.s3.body import Payload
+from headrace.s3.errors import S3Error
 from headrace.s3.multipart import Multipart
 from headrace.s3.object_attributes import ObjectAttributes
 from headrace.s3.routes import S3Call
@@ -37,13 +41,26 @@ def short_disk() -> Iterator[None]:
 
 
 class FakeObjects:
-    """Has one object, which is twice PIECE. Reads return a piece at most."""
+    """Has one object, which is twice PIECE, and may be shorter by now. An object is created in `created`, after
+    `before` was called. Reads return a piece at most."""
+
+    def __init__(self, created: Path | None = None, before: Callable[[], object] = lambda: None) -> None:
+        self._created = created
+        self._before = before
+        self.size_bytes = 2 * len(PIECE)
+
+    @contextmanager
+    def creating(self, request: Request, call: S3Call) -> Iterator[Any]:
+        self._before()
+        assert self._created is not None
+        with open(self._created, "w+b", buffering=0) as stream:
+            yield stream
 
     def opened(self, call: S3Call) -> tuple[ObjectAttributes, FakeObjects, None]:
         return ObjectAttributes(2 * len(PIECE), 0, '"e"'), self, None
 
     def read(self, start: int, end: int) -> bytes:
-        return (PIECE * 2)[start:end]
+        return (PIECE * 2)[start : min(end, self.size_bytes)]
 
     def close(self) -> None:
         pass
@@ -73,3 +90,57 @@ def test_a_part_that_the_disk_cannot_hold_is_refused(
         put(2)
     assert [(part.number, part.size_bytes) for part in uploads.parts(id)] == [(1, 2 * len(PIECE))]
     assert Path(os.fsdecode(folder), id, "00001").read_bytes() == PIECE * 2
+
+
+class Upload:
+    """One upload of the key k, whose parts are put and completed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.uploads = Uploads(
+            os.fsencode(folder / "uploads"), DurableWrites(os.fsencode(folder), lambda: False)
+        )
+        self.id = self.uploads.begin(About(b"b", b"k", 0.0))
+        self.call = S3Call("put_part", b"b", b"k")
+
+    def put(self, number: int, data: bytes) -> str:
+        request = request_of(f"PUT /b/k?partNumber={number}&uploadId={self.id}")
+        parts = Multipart(cast(Any, FakeObjects()), self.uploads)
+        parts.put_part(request, self.call, Payload(request, iter([data]), "", None))
+        return hashlib.md5(data).hexdigest()
+
+    def complete(self, objects: FakeObjects, *etags: str) -> None:
+        rows = (
+            f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>"
+            for number, etag in enumerate(etags, 1)
+        )
+        body = f"<CompleteMultipartUpload>{''.join(rows)}</CompleteMultipartUpload>"
+        request = request_of(f"POST /b/k?uploadId={self.id}")
+        Multipart(cast(Any, objects), self.uploads).complete(request, self.call, body.encode())
+
+
+@pytest.mark.parametrize("second", [b"new bytes", b"old bytes"])
+def test_a_completion_joins_the_parts_that_it_checked(second: bytes, tmp_path: Path) -> None:
+    """A part is put again while a completion runs. Bytes of another ETag would get the ETag of the first ones."""
+    upload, created = Upload(tmp_path), tmp_path / "created"
+    etag = upload.put(1, b"old bytes")
+    objects = FakeObjects(created, before=lambda: upload.put(1, second))
+    if second == b"old bytes":  # a late repetition of the same request
+        upload.complete(objects, etag)
+        assert created.read_bytes() == b"old bytes"
+        assert upload.uploads.parts(upload.id) == []
+        return
+    with pytest.raises(S3Error) as raised:
+        upload.complete(objects, etag)
+    assert raised.value.code == "InvalidPart"
+    assert created.read_bytes() == b""
+    assert [part.size_bytes for part in upload.uploads.parts(upload.id)] == [len(second)]
+
+
+def test_a_part_of_a_source_that_became_shorter_is_refused(tmp_path: Path) -> None:
+    upload, objects = Upload(tmp_path), FakeObjects()
+    objects.size_bytes -= 1
+    request = request_of(f"PUT /b/k?partNumber=1&uploadId={upload.id}", x_amz_copy_source="b/k")
+    with pytest.raises(S3Error) as raised:
+        Multipart(cast(Any, objects), upload.uploads).copy_part(request, upload.call)
+    assert raised.value.code == "ServiceUnavailable"
+    assert upload.uploads.parts(upload.id) == []
