@@ -487,6 +487,8 @@ class NamespaceOperations(Operations):
                 self._client.ensure_listed(lower.id, cancel)
             try:
                 answer = self._apply(partial(once, copied=True))
+            except LeaseRequiredError as error:
+                return self._after_lease(error.folder, lambda: after_copy)
             except NeedsContentError:
                 return after_copy  # the source changed meanwhile
             for place in (new, old) if flags & EXCHANGE else (new,):

@@ -483,6 +483,19 @@ def test_an_exclusive_name_waits_for_the_directory_lease(leased: MemoryMount) ->
     assert (leased.deferrals, leased.client.claimed) == ([], [b"/"])
 
 
+@pytest.mark.parametrize("name", [b"small", b"dir"])
+def test_a_name_of_the_origin_that_is_renamed_exclusively_waits_for_the_lease(
+    leased: MemoryMount, name: bytes
+) -> None:
+    """The source is copied up first, and the lease is acquired after that."""
+    assert leased.kernel.rename(name, b"moved", NOREPLACE) == 0
+    assert leased.client.claimed == [b"/"]
+    assert leased.kernel.lookup(name).nodeid == 0
+    assert leased.kernel.lookup(b"moved").nodeid != 0
+    leased.kernel.write_file(b"new", b"")
+    assert leased.kernel.rename(b"new", b"moved", NOREPLACE) == errno.EEXIST
+
+
 def test_a_lease_that_can_not_be_acquired_is_the_answer(leased: MemoryMount) -> None:
     leased.client.failure = NodeUnavailableError("a")
     body = layout.MkdirIn(0o755)
