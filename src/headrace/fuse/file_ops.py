@@ -15,6 +15,7 @@ from functools import partial
 
 from headrace.base.beneath import SafePath
 from headrace.base.cancel import Cancel
+from headrace.base.model import FILE_ID_MAX, Entry, FileId
 from headrace.base.namespace_path import join
 from headrace.fuse import abi, codec
 from headrace.fuse.io_modes import UPPER
@@ -237,11 +238,10 @@ class WritableOperations(NamespaceOperations):
         """Serve SEEK_DATA and SEEK_HOLE at once: a change of threads costs twice the call (docs/decisions/0026)."""
         _, offset, whence, _ = abi.LSEEK_IN.unpack_from(request, 40)
         if not node & UPPER:
-            return errno.ENOSYS
+            return _seek_lower(unique, self._client.entry(FileId(node & FILE_ID_MAX)), offset, whence)
 
         def work(fd: int) -> bytes:
-            position = os.lseek(fd, offset, whence)
-            return abi.LSEEK_REPLY.pack(abi.LSEEK_REPLY.size, 0, unique, position)
+            return _lseek_reply(unique, os.lseek(fd, offset, whence))
 
         return self._with_fd(node, work)
 
@@ -399,6 +399,20 @@ def _is_node(node: int, file_stat: os.stat_result) -> bool:
 def _ns(seconds: int, rest: int) -> int:
     """Convert a time of the protocol to nanoseconds. Its seconds are unsigned on the wire, and signed in meaning."""
     return (seconds - (1 << 64) if seconds >> 63 else seconds) * 1_000_000_000 + rest
+
+
+def _seek_lower(unique: int, entry: Entry | None, offset: int, whence: int) -> Answer:
+    """Answer for a file that only the origin has: it is data up to its end. After ENOSYS the kernel would send no LSEEK
+    on this mount any more, and files of the upper layer would lose their holes."""
+    if entry is None:
+        return errno.ESTALE
+    if offset >= entry.version.size_bytes:
+        return errno.ENXIO
+    return _lseek_reply(unique, offset if whence == os.SEEK_DATA else entry.version.size_bytes)
+
+
+def _lseek_reply(unique: int, position: int) -> bytes:
+    return abi.LSEEK_REPLY.pack(abi.LSEEK_REPLY.size, 0, unique, position)
 
 
 def _is_visible_xattr(name: bytes) -> bool:

@@ -446,8 +446,16 @@ def test_lseek_finds_data_and_holes(writable: MemoryMount) -> None:
     os.close(fd)
     past_end = layout.LseekIn(0, 1 << 21, os.SEEK_DATA)
     assert writable.kernel.errno(Opcode.LSEEK, node, past_end) == errno.ENXIO
-    lower = writable.kernel.node("small")
-    assert writable.kernel.errno(Opcode.LSEEK, lower, layout.LseekIn(0, 0, os.SEEK_DATA)) == errno.ENOSYS
+
+
+def test_a_file_of_the_origin_is_data_up_to_its_end(writable: MemoryMount, origin: dict[str, bytes]) -> None:
+    """ENOSYS would end all LSEEKs of the mount, also those of files with holes."""
+    node, end = writable.kernel.node("small"), len(origin["small"])
+    for offset, whence, expected in ((0, os.SEEK_DATA, 0), (3, os.SEEK_DATA, 3), (3, os.SEEK_HOLE, end)):
+        reply = writable.kernel.call(Opcode.LSEEK, node, layout.LseekIn(0, offset, whence))
+        assert reply.decoded(layout.LseekOut).offset == expected
+    for whence in (os.SEEK_DATA, os.SEEK_HOLE):
+        assert writable.kernel.errno(Opcode.LSEEK, node, layout.LseekIn(0, end, whence)) == errno.ENXIO
 
 
 def test_what_can_not_be_done_truly_is_refused(writable: MemoryMount) -> None:
