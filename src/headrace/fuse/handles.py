@@ -154,24 +154,24 @@ class Directory:
     is after n names. It keeps only the starts of pages, some thousand for a directory of a million names."""
 
     def __init__(self) -> None:
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Begin again, as rewinddir(3) does. Positions of the reading before belong to names as they were then."""
         self._offsets = [2]
         self._names = [b""]
         self.upper_rows: list[tuple[bytes, bool]] | None = None
         """The names of the upper layer when the reading began; None when it begins now."""
         self._page: tuple[int, list[bytes]] = (2, [])
 
-    def record_page_end(self, offset: int, name: bytes) -> None:
-        """Record that a page ended after `name`, so that the next one begins at `offset`."""
-        if offset > self._offsets[-1]:
-            self._offsets.append(offset)
-            self._names.append(name)
-
     def record_page(self, offset: int, names: list[bytes]) -> None:
         """Record the names of the page that began at `offset`. A reader may continue from any of them. Counting from
         the start would skip some names, if names are removed while it reads."""
         self._page = (offset, names)
-        if names:
-            self.record_page_end(offset + len(names), names[-1])
+        end = offset + len(names)
+        if end > self._offsets[-1] and names:
+            self._offsets.append(end)
+            self._names.append(names[-1])
 
     def seek(self, offset: int) -> tuple[bytes, int]:
         """Return the name to continue after, and the number of names to skip from there."""

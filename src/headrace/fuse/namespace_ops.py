@@ -283,7 +283,7 @@ class NamespaceOperations(Operations):
         dots = codec.direntplus_bare if plus else codec.dirent
         parts: list[bytes] = []
         if offset == 0:
-            handle.upper_rows = None
+            handle.rewind()
             parts.append(dots(id & FILE_ID_MAX, b".", Kind.DIRECTORY, 1))
         if offset <= 1:
             parts.append(dots(self._parent_node(id) & FILE_ID_MAX, b"..", Kind.DIRECTORY, 2))

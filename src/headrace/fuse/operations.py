@@ -307,22 +307,25 @@ class Operations:
         dots = codec.direntplus_bare if plus else codec.dirent
         parts: list[bytes] = []
         if offset == 0:
+            directory.rewind()
             parts.append(dots(id, b".", Kind.DIRECTORY, 1))
         if offset <= 1:
             parts.append(dots(self._parent_of(id), b"..", Kind.DIRECTORY, 2))
         after, skip = directory.seek(max(2, offset))
         ttl_s = self._client.name_ttl_s(id)
-        remaining, position, last = size - sum(map(len, parts)), max(2, offset), b""
+        remaining, position = size - sum(map(len, parts)), max(2, offset)
+        names: list[bytes] = []
         children = self._mountpoints.merged(id, self._children(id, after), after)
         for entry in _skipped(children, skip):
             part = self._direntplus(entry, position + 1, ttl_s) if plus else _dirent(entry, position + 1)
             if len(part) > remaining:
                 break
             parts.append(part)
+            names.append(entry.name)
             remaining -= len(part)
-            position, last = position + 1, entry.name
+            position += 1
         _close(children)
-        directory.record_page_end(position, last)
+        directory.record_page(max(2, offset), names)
         return codec.data_reply(unique, b"".join(parts))
 
     def _children(self, id: FileId, after: bytes) -> Iterator[Entry]:

@@ -174,9 +174,14 @@ def test_a_bumped_incarnation_is_never_used_again(make: Maker) -> None:
 def test_directory_positions() -> None:
     directory = Directory()
     assert directory.seek(2) == (b"", 0)
-    directory.record_page_end(102, b"n100")
-    directory.record_page_end(202, b"n200")
+    names = [b"n%d" % number for number in range(1, 201)]
+    directory.record_page(2, names[:100])
+    assert directory.seek(50) == (b"n48", 0)
+    directory.record_page(102, names[100:])
+    directory.record_page(202, [])
     assert directory.seek(150) == (b"n100", 48)
     assert directory.seek(202) == (b"n200", 0)
-    directory.record_page_end(102, b"n100")
+    directory.record_page(2, names[:100])
     assert directory.seek(205) == (b"n200", 3)
+    directory.rewind()
+    assert directory.seek(205) == (b"", 203)

@@ -12,12 +12,12 @@ import pytest
 
 from headrace.base.cancel import Cancel
 from headrace.base.errors import CancelledByUserError, OriginUnavailableError
-from headrace.base.model import ROOT_ID
+from headrace.base.model import ROOT_ID, Kind
 from headrace.fuse import abi
 from headrace.fuse.abi import Opcode
 from headrace.fuse.operations import DiskTask, Mode, PendingRead
 from tests.unit.fuse import kernel_layout as layout
-from tests.unit.fuse.fake_kernel import ROOT, Reply
+from tests.unit.fuse.fake_kernel import ROOT, Name, Reply, decoded_names
 from tests.unit.fuse.memory_mount import MemoryMount
 
 MIB = 1 << 20
@@ -260,6 +260,35 @@ def test_a_program_seeks_in_a_directory(mount: MemoryMount) -> None:
         rest = from_start[offset:]
         assert page.body.endswith(b"small\0\0\0") or not rest
         assert len(page.body) == sum(24 + (len(row.name) + 7) // 8 * 8 for row in rest)
+
+
+def page_of(mount: MemoryMount, fh: int, offset: int, size: int = 4096) -> list[Name]:
+    body = mount.kernel.call(Opcode.READDIR, ROOT, layout.ReadIn(fh, offset, size)).body
+    return decoded_names(body, plus=False)
+
+
+def test_a_directory_that_is_rewound_shows_all_its_names_again(mount: MemoryMount) -> None:
+    fh = mount.kernel.call(Opcode.OPENDIR, ROOT, layout.OpenIn()).decoded(layout.OpenOut).fh
+    first = page_of(mount, fh, 0, 120)
+    assert [row.name for row in first] == [b".", b"..", b"big", b"dir"][: len(first)]
+    mount.client.add_at_origin("/a", 77, Kind.FILE)
+    names: list[Name] = []
+    while page := page_of(mount, fh, names[-1].offset if names else 0, 120):
+        names += page
+    assert [row.name for row in names] == [b".", b"..", b"a", b"big", b"dir", b"empty", b"small"]
+
+
+def test_a_file_that_is_removed_while_a_page_is_read_skips_no_other(mount: MemoryMount) -> None:
+    fh = mount.kernel.call(Opcode.OPENDIR, ROOT, layout.OpenIn()).decoded(layout.OpenOut).fh
+    assert [row.name for row in page_of(mount, fh, 0)][2:] == [b"big", b"dir", b"empty", b"small"]
+    mount.client.remove_at_origin("/big")
+    assert [row.name for row in page_of(mount, fh, 4)] == [b"empty", b"small"], "its buffer held four names"
+
+
+def test_the_end_of_a_directory_stays_its_end(mount: MemoryMount) -> None:
+    fh = 99  # of an earlier session
+    assert [page_of(mount, fh, 6) for _ in range(2)] == [[], []]
+    assert [page_of(mount, fh, 1000) for _ in range(2)] == [[], []]
 
 
 def test_opendir_caches_what_is_fresh_and_waits_for_the_rest(mount: MemoryMount) -> None:
