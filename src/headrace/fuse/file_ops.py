@@ -117,19 +117,22 @@ class WritableOperations(NamespaceOperations):
             path = self._nodes.path(node)
             if not flags & _WRITES or path is None or self._tree.other_nodes.is_published(path):
                 return answer
-        return lambda cancel: self._answer_when_published(path, answer, cancel)
+
+        def publish(cancel: Cancel) -> Answer:
+            self._publish(path, cancel)
+            return answer
+
+        return publish
 
     def _check_exclusive(self, node: int) -> None:
         """Raise EROFS in an exclusive directory: only programs change it that the kernel serves."""
         if self._tree.modes.exclusive_tops:
             self._tree.view.check_writable(self._path(node))
 
-    def _answer_when_published(self, path: bytes, answer: bytes, cancel: Cancel) -> bytes:
-        self._publish(path, cancel)
-        return answer
-
     def _opened_upper(self, node: int, fd: int, flags: int, *, new: bool = False) -> tuple[int, int, int]:
         """Count one more open of the node. Return the file handle, the flags of the reply and the backing id, or 0."""
+        if self._inodes.inherits and self._tree.modes.any_waits:
+            new = True  # who opened it through an earlier session may have changed it, and waits for that at close
         backing_id = self._open_files.add(node, fd, passthrough=self.mode is Mode.PASSTHROUGH, new=new)
         reply_flags = abi.FOPEN_PASSTHROUGH if backing_id else 0
         if not flags & (os.O_WRONLY | os.O_RDWR) or not self._tree.modes.any_waits:
@@ -152,7 +155,20 @@ class WritableOperations(NamespaceOperations):
 
     def flush(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         with self._open_files.use(node) as file:
-            return 0 if file is None else self._answer_when_durable(node, file)
+            if file is not None:
+                return self._answer_when_durable(node, file)
+        if not node & UPPER or not self._tree.modes.any_waits:
+            return 0
+        return lambda cancel: self._secure_inherited(node, cancel)
+
+    def _secure_inherited(self, node: int, cancel: Cancel) -> Answer:
+        """Answer when a file that was opened through an earlier session has the durability that its mode promises. What
+        that session reported is not known, so all of it counts as changed."""
+        path = self._nodes.path(node)
+        if path is not None and self._tree.modes.waits(path):
+            self._writer.changed([path])
+            self._writer.secure(path, cancel)
+        return 0
 
     def _report_change(self, node: int, file: OpenUpper) -> None:
         """Report the file to the node if it changed since the last report."""
@@ -187,7 +203,7 @@ class WritableOperations(NamespaceOperations):
         with self._open_files.use(node) as file:
             if file is None:
                 self._upper.at(self._path(node)).sync()
-                return 0
+                return partial(self._secure_inherited, node) if self._tree.modes.any_waits else 0
             (os.fdatasync if data_only else os.fsync)(file.fd)
             return self._answer_when_durable(node, file)
 

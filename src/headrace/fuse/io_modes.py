@@ -56,6 +56,8 @@ class InodeIoModes:
         self._incarnations: dict[int, int] = {}
         self._refused: set[int] = set()
         self._start = handover.next_incarnation()
+        self.inherits = handover.init_flags != 0
+        """Whether an earlier session may have opened files that are open still."""
         self._adopt()
 
     def _adopt(self) -> None:

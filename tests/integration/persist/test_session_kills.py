@@ -73,6 +73,28 @@ def test_a_folder_is_half_renamed(make_host: MakeHost, tmp_path: Path, step: str
     check(make_host, tmp_path, operations, mode="back", step=f"{step}:1")
 
 
+def test_close_waits_for_the_origin_after_the_session_died(make_host: MakeHost) -> None:
+    """The file was opened and written through the session that died."""
+    host = make_host(write="through", persist_delay_s=600)
+    host.up()
+    process = Writer(host.mount).start(
+        """
+file = open('f', 'wb', buffering=0)
+file.write(b'bytes')
+print('open')
+input()
+file.close()
+"""
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        host.wait_pid("session", other_than=host.kill("session"))
+        process.communicate("\n", timeout=60)
+    assert process.returncode == 0
+    assert tree_of(host.truth) == {"f": b"bytes".hex()}
+
+
 def check(make_host: MakeHost, tmp_path: Path, operations: tuple[str, ...], *, mode: str, step: str) -> None:
     """Each operation, in which the session dies if it comes so far; a few, as the holder starts the next one later
     each time."""

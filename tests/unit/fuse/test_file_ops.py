@@ -14,6 +14,7 @@ from headrace.base.errors import OriginUnavailableError
 from headrace.fuse import abi
 from headrace.fuse.abi import Opcode
 from headrace.fuse.file_ops import FALLOCATED_AT_ONCE_BYTES, FH_UPPER
+from headrace.fuse.handover_state import HandoverState
 from headrace.fuse.io_modes import UPPER
 from headrace.fuse.operations import DiskTask, Mode
 from headrace.overlay.dirty_throttle import DirtyThrottle
@@ -239,6 +240,42 @@ def test_close_and_fsync_wait_until_the_origin_has_the_file_in_mode_through(
     assert mount.client.secured == [b"/new"]
     assert mount.kernel.errno(opcode, node, body) == 0
     assert mount.client.secured == [b"/new"], "it is durable already"
+
+
+@pytest.mark.parametrize("opcode, body", [(Opcode.FLUSH, layout.FlushIn()), (Opcode.FSYNC, layout.FsyncIn())])
+def test_close_and_fsync_wait_where_an_earlier_session_opened_the_file(
+    open_mount: OpenMount, opcode: Opcode, body: layout.FlushIn | layout.FsyncIn
+) -> None:
+    """A session that took over gets them for files that it has not opened."""
+    mount = open_mount(write="through,/dir=back")
+    node = mount.kernel.write_file(b"new", b"bytes")
+    quick = mount.kernel.write_file(b"quick", b"bytes", mount.kernel.node("dir"))
+    mount.client.secured.clear()
+    mount.client.reported.clear()
+    mount.client.failure = OriginUnavailableError("a")
+    with pytest.raises(OriginUnavailableError):
+        mount.kernel.call(opcode, node, body)
+    assert mount.kernel.errno(opcode, quick, body) == 0
+    mount.client.failure = None
+    assert mount.kernel.errno(opcode, node, body) == 0
+    assert mount.client.secured == [b"/new"]
+    assert b"/new" in mount.client.reported, "what was written through the earlier session was not reported"
+    assert mount.kernel.errno(Opcode.UNLINK, ROOT, b"new\0") == 0
+    assert mount.kernel.errno(Opcode.FLUSH, node, layout.FlushIn()) == 0, "a file without a name"
+
+
+def test_close_waits_where_this_session_opened_the_file_again(
+    open_mount: OpenMount, handover: HandoverState
+) -> None:
+    """The writer opened it through the earlier session."""
+    handover.save(init_flags=1, mode="splice")
+    mount = open_mount(write="through")
+    node = mount.kernel.write_file(b"new", b"bytes")
+    mount.client.secured.clear()
+    mount.kernel.open(node)
+    for _ in range(2):
+        assert mount.kernel.errno(Opcode.FLUSH, node, layout.FlushIn()) == 0
+    assert mount.client.secured == [b"/new"]
 
 
 def test_the_node_hears_of_an_open_file_that_other_nodes_will_copy(open_mount: OpenMount) -> None:
