@@ -93,7 +93,9 @@ class CacheClient(Protocol):
     def open(self, id: FileId, cancel: Cancel | None = None) -> OpenFile: ...
     def touch(self, id: FileId, pid: int = 0) -> None: ...
     def acknowledge(self, receipt: int) -> None: ...
-    def subscribe(self, on_event: Callable[[Any], None]) -> None: ...
+    def subscribe(
+        self, on_event: Callable[[Any], None], *, on_subscribed: Callable[[], None] = lambda: None
+    ) -> None: ...
 
 
 class LazyClient:
@@ -204,14 +206,16 @@ class LazyClient:
     def acknowledge(self, receipt: int) -> None:
         self._client.acknowledge(receipt)
 
-    def subscribe(self, on_event: Callable[[Any], None]) -> None:
+    def subscribe(
+        self, on_event: Callable[[Any], None], *, on_subscribed: Callable[[], None] = lambda: None
+    ) -> None:
         """Pass on the events of files. A change of a name in the namespace changes no name of this tree."""
 
         def pass_on(event: object) -> None:
             if not isinstance(event, Invalidated | Written):
                 on_event(event)
 
-        self._client.subscribe(pass_on)
+        self._client.subscribe(pass_on, on_subscribed=on_subscribed)
 
     def file_state(self, id: FileId) -> dict[str, str]:
         return {}

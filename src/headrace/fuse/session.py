@@ -134,7 +134,7 @@ class Session:
                 self._notifier.resend()
         else:
             self._answer_init()
-        self._client.subscribe(self._on_event)
+        self._client.subscribe(self._on_event, on_subscribed=self._follow_inherited)
 
     def _finish_interrupted_work(self) -> None:
         """Complete the changes that the earlier session left half done, before the kernel resends its requests."""
@@ -314,6 +314,12 @@ class Session:
         bytes may have been wrong. Names expire by themselves."""
         self._inodes.evict(self._inodes.ids())
         self._forget_files(self._files.ids())
+
+    def _follow_inherited(self) -> None:
+        """Catch up with the events that came after the death of an earlier session: its files may be evicted, or found
+        damaged."""
+        if self._taking_over:
+            self._catch_up()
 
     def _forget_files(self, ids: list[int]) -> None:
         for id in ids:

@@ -178,7 +178,10 @@ class MemoryClient:
     def acknowledge(self, receipt: int) -> None:
         pass
 
-    def subscribe(self, on_event: Callable[[Any], None]) -> None:
+    def subscribe(
+        self, on_event: Callable[[Any], None], *, on_subscribed: Callable[[], None] = lambda: None
+    ) -> None:
+        on_subscribed()
         threading.Thread(target=self._watch, args=(on_event,), daemon=True).start()
 
     def _watch(self, on_event: Callable[[Any], None]) -> None:

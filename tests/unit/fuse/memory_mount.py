@@ -65,8 +65,11 @@ class WritingMemoryClient(MemoryClient):
     def acknowledge(self, receipt: int) -> None:
         self.receipts.append(receipt)
 
-    def subscribe(self, on_event: Callable[[Any], None]) -> None:
+    def subscribe(
+        self, on_event: Callable[[Any], None], *, on_subscribed: Callable[[], None] = lambda: None
+    ) -> None:
         self.on_event = on_event
+        on_subscribed()
 
     def changed(self, paths: list[bytes]) -> None:
         self.reported += paths

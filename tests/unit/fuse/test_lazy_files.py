@@ -66,7 +66,9 @@ class CacheOfNode:
 
     def acknowledge(self, receipt: int) -> None: ...
 
-    def subscribe(self, on_event: Callable[[Any], None]) -> None:
+    def subscribe(
+        self, on_event: Callable[[Any], None], *, on_subscribed: Callable[[], None] = lambda: None
+    ) -> None:
         self.events.append(on_event)
 
 

@@ -504,3 +504,20 @@ def test_a_session_that_took_over_finds_the_nodes_of_the_first(
     assert second.kernel.write(node, b"B") == 1
     assert second.kernel.read(node) == b"Bytes"
     assert second.kernel.attributes(node).size == 5
+
+
+def test_a_session_that_took_over_registers_files_anew(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it followed the events of the node, a file may have been evicted, or found damaged."""
+    monkeypatch.setattr(handover_state, "SLOTS", 64)
+    fd = handover_state.create()
+    first = serve(Mode.PASSTHROUGH, state=HandoverState(fd))
+    first.start()
+    node = first.kernel.node("small")
+    opened = first.kernel.open(node)
+    first.kernel.release(node, opened.fh)
+    assert first.backings.closed == [], "it is kept for the next open"
+    second = serve(Mode.PASSTHROUGH, state=HandoverState(fd))
+    os.close(fd)
+    second.backings.files[opened.backing_id] = 0
+    second.take_over()
+    assert second.backings.closed == [opened.backing_id]
