@@ -15,6 +15,7 @@ import pytest
 from headrace.base.beneath import Root
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.cli.ls import _walk
+from headrace.fuse.generations import BYTES, Generations
 from headrace.fuse.node_table import NodeTable
 from headrace.integrations.fsspec import HeadraceFileSystem
 from headrace.origin.local_write import make_directories
@@ -118,7 +119,8 @@ def test_names_of_a_session(tmp_path: Path, few_frames: None) -> None:
     upper = Upper(str(tmp_path / "upper"))
     upper.make()
     upper.at(CHAIN.encode()).make_directories(0o755)
-    nodes, node = NodeTable(upper, lambda _: None), int(ROOT_ID)
+    generations = Generations(bytearray(BYTES))
+    nodes, node = NodeTable(upper, lambda _: None, generations), int(ROOT_ID)
     for depth in range(1, DEPTH + 1):
         path = CHAIN[: 2 * depth].encode()
         above, node = node, nodes.node_of(path, upper.at(path).lstat())
@@ -126,7 +128,7 @@ def test_names_of_a_session(tmp_path: Path, few_frames: None) -> None:
     assert nodes.path(node) == CHAIN.encode()
     upper.at(b"/d").rename(upper.at(b"/moved"))
     assert nodes.path(node) == b"/moved" + CHAIN[2:].encode()
-    ring = NodeTable(upper, lambda _: None)
+    ring = NodeTable(upper, lambda _: None, generations)
     ring.remember(node, node - 1, b"a")
     ring.remember(node - 1, node, b"b")
     assert ring.path(node) in (None, b"/moved" + CHAIN[2:].encode())

@@ -5,7 +5,7 @@ count of opens. The session changes a slot before it replies to the kernel. Afte
 high, which only keeps the backing id too long, and never too low. A request that the kernel resends after a crash
 would be counted again, so the last counted RELEASEs are recorded. The kernel's backing ids belong to the connection,
 so a new session continues to use them. So do the nodes of names that mounts of the kernel lie on
-(`mountpoints.py`). One session writes at a time.
+(`mountpoints.py`), and the generations of nodes (`generations.py`). One session writes at a time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from __future__ import annotations
 import mmap
 import os
 from struct import Struct
+
+from headrace.fuse import generations
+from headrace.fuse.generations import Generations
 
 SLOTS = 65536
 _HEAD = Struct("<8sQQ16s")  # magic, incarnation, init flags (0: no INIT yet), mode
@@ -27,7 +30,8 @@ _NAMES_AT = _RELEASES_AT + _RELEASES * _RELEASE.size
 _NAMES = Struct("<Q")  # length of what follows
 NAMES_BYTES_MAX = 1 << 18
 """Most bytes of the kept names."""
-BYTES = _NAMES_AT + _NAMES.size + NAMES_BYTES_MAX
+_GENERATIONS_AT = _NAMES_AT + _NAMES.size + NAMES_BYTES_MAX
+BYTES = _GENERATIONS_AT + generations.BYTES
 
 
 def create() -> int:
@@ -40,6 +44,8 @@ class HandoverState:
     """Reads and writes the handover state behind a descriptor; it is empty before the first session saves it."""
 
     def __init__(self, fd: int) -> None:
+        if os.fstat(fd).st_size < BYTES:
+            os.ftruncate(fd, BYTES)  # the FD store of an earlier version made it
         self._map = mmap.mmap(fd, BYTES)
         magic, self.incarnation, self.init_flags, mode = _HEAD.unpack_from(self._map)
         self.mode = mode.rstrip(b"\0").decode(errors="replace") if magic == _MAGIC else ""
@@ -49,6 +55,7 @@ class HandoverState:
         self.releases = frozenset(releases)
         """The RELEASE requests that earlier sessions counted last."""
         self._release = releases.index(max(releases))
+        self.generations = Generations(memoryview(self._map)[_GENERATIONS_AT:BYTES])
         for slot in range(SLOTS - 1, -1, -1):
             self._sort(slot)
 

@@ -56,6 +56,7 @@ class InodeIoModes:
         self._incarnations: dict[int, int] = {}
         self._refused: set[int] = set()
         self._start = handover.next_incarnation()
+        self.generations = handover.generations
         self.inherits = handover.init_flags != 0
         """Whether an earlier session may have opened files that are open still."""
         self._adopt()

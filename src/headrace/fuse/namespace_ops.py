@@ -96,7 +96,7 @@ class NamespaceOperations(Operations):
         self._kernel = kernel
         self._tree = tree = build_tree(self._record_changes)
         self._upper = tree.upper
-        self._nodes = NodeTable(tree.upper, client.path_of)
+        self._nodes = NodeTable(tree.upper, client.path_of, inodes.generations)
         self._awaited_paths: list[bytes] = []
         self._throttle = DirtyThrottle(tree.upper.pressure_path)
         self._owner_of = single_owner_of if MARKS.single_owner else owner_of
@@ -105,7 +105,7 @@ class NamespaceOperations(Operations):
         self._encode = codec.AttributeEncoder(
             uid=os.getuid(),
             gid=os.getgid(),
-            generation=client.generation,
+            generation=self._generation,
             writable=True,
             numbers=self._nodes.numbers,
         )
@@ -249,9 +249,7 @@ class NamespaceOperations(Operations):
         if upper is None:
             return super().getattr(unique, node, request)
         if not stat.S_ISDIR(upper.st_mode):
-            self._nodes.node_of(
-                path, upper
-            )  # after a takeover this records which inode number the file shows
+            self._nodes.node_of(path, upper)  # after a takeover: records which inode number the file shows
         return self._encode.stat_attr_reply(unique, node, upper)
 
     def readlink(self, unique: int, node: int, request: bytearray) -> Answer:
@@ -487,10 +485,10 @@ class NamespaceOperations(Operations):
                 self._client.ensure_listed(lower.id, cancel)
             try:
                 answer = self._apply(partial(once, copied=True))
-            except LeaseRequiredError as error:
-                return self._after_lease(error.folder, lambda: after_copy)
             except NeedsContentError:
                 return after_copy  # the source changed meanwhile
+            except LeaseRequiredError as error:
+                return self._after_lease(error.folder, lambda: after_copy)
             for place in (new, old) if flags & EXCHANGE else (new,):
                 self._kernel.name_changed(*place)  # the name is another inode now
             return answer

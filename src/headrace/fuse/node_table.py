@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from headrace.base.model import FILE_ID_MAX, ROOT_ID, FileId
 from headrace.base.namespace_path import join
+from headrace.fuse.generations import Generations
 from headrace.fuse.io_modes import UPPER
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.upper import Upper
@@ -28,11 +29,10 @@ DEPTH_MAX = 4096
 class NodeRecord:
     """Holds what replies to the kernel had of one node: its names, and the number of its lookups."""
 
-    __slots__ = ("generation", "lookups", "names", "removed", "removed_fd")
+    __slots__ = ("lookups", "names", "removed", "removed_fd")
 
     def __init__(self) -> None:
         self.lookups = 0
-        self.generation = 0
         self.removed: os.stat_result | None = None
         """The attributes of a directory that was removed, and that some process may have open."""
         self.removed_fd = -1  # keeps the inode number from being used again
@@ -40,11 +40,15 @@ class NodeRecord:
 
 
 class NodeTable:
-    """Finds the path of a node and the node of a path. Thread-safe. `path_of` returns a path by an id of the index."""
+    """Finds the path of a node and the node of a path. Thread-safe. `path_of` returns a path by an id of the index.
+    generations: outlive the session."""
 
-    def __init__(self, upper: Upper, path_of: Callable[[FileId], bytes | None]) -> None:
+    def __init__(
+        self, upper: Upper, path_of: Callable[[FileId], bytes | None], generations: Generations
+    ) -> None:
         self._upper = upper
         self._path_of = path_of
+        self._generations = generations
         self._records: dict[int, NodeRecord] = {}
         self._searched_paths: dict[int, bytes] = {}
         """Paths that had to be searched for after a takeover."""
@@ -72,10 +76,11 @@ class NodeTable:
             record = self._records.get(node)
             if new:
                 self.numbers.pop(node, None)
+                if record is not None or self._generations.of(node):
+                    self._generations.renew(node)
             if record is None:
                 record = self._records[node] = NodeRecord()
             elif new:
-                record.generation += 1
                 record.names.clear()
                 record.removed = None
             record.lookups += 1
@@ -84,7 +89,7 @@ class NodeTable:
                 if place in record.names:
                     record.names.remove(place)
                 record.names.append(place)
-            return record.generation
+            return self._generations.of(node)
 
     def forget(self, node: int, lookups: int) -> None:
         with self._lock:
@@ -94,6 +99,7 @@ class NodeTable:
                 if record.lookups <= 0:
                     del self._records[node]
                     self.numbers.pop(node, None)
+                    self._generations.forget(node)
                     if record.removed_fd >= 0:
                         os.close(record.removed_fd)
 

@@ -97,7 +97,8 @@ class Operations:
         self._register = register
         self._send = send
         self._directories = Directories()
-        self._encode = codec.AttributeEncoder(uid=os.getuid(), gid=os.getgid(), generation=client.generation)
+        self._generation = inodes.generations.begin_at(client.generation)
+        self._encode = codec.AttributeEncoder(uid=os.getuid(), gid=os.getgid(), generation=self._generation)
 
     def start_handles_at(self, first: int) -> None:
         self._directories.start_at(first)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.fuse import handover_state
+from headrace.fuse import generations, handover_state
 from headrace.fuse.handover_state import HandoverState
 
 SLOTS = 8
@@ -76,6 +76,12 @@ def test_the_last_releases_are_remembered_in_order(fd: int) -> None:
     second = HandoverState(fd)
     second.record_release(202)
     assert HandoverState(fd).releases == frozenset(range(76, 204, 2)), "the oldest is replaced"
+
+
+def test_a_state_that_an_earlier_version_made_is_extended(fd: int) -> None:
+    os.ftruncate(fd, handover_state.BYTES - generations.BYTES)
+    HandoverState(fd).generations.renew(7)
+    assert HandoverState(fd).generations.of(7) == 1
 
 
 def test_a_state_of_another_format_is_no_state(fd: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.model import ROOT_ID, FileId
+from headrace.fuse.generations import BYTES, Generations
 from headrace.fuse.io_modes import UPPER
 from headrace.fuse.node_table import NodeTable
 from headrace.overlay.mark_names import MARKS
@@ -28,7 +29,7 @@ def upper(tmp_path: Path) -> Iterator[Upper]:
 @pytest.fixture
 def table(upper: Upper) -> NodeTable:
     """The index knows one directory, /lower."""
-    return NodeTable(upper, {ROOT_ID: b"/", LOWER: b"/lower"}.get)
+    return NodeTable(upper, {ROOT_ID: b"/", LOWER: b"/lower"}.get, Generations(bytearray(BYTES)))
 
 
 def make(upper: Upper, path: bytes, *, directory: bool = False) -> os.stat_result:
@@ -136,6 +137,23 @@ def test_a_new_file_of_an_old_inode_number_is_another_generation(table: NodeTabl
     assert table.remember(node, ROOT_ID, b"old") == 0
     assert table.remember(node, ROOT_ID, b"file", new=True) == 1
     assert table.path(node) == b"/file"
+    assert table.remember(node, ROOT_ID, b"file") == 1, "as long as the kernel knows the node"
+    table.forget(node, 4)
+    assert table.remember(node, ROOT_ID, b"file") == 0
+
+
+def test_the_next_session_repeats_the_generation_of_a_file(upper: Upper) -> None:
+    node = UPPER | make(upper, b"/file").st_ino
+    memory = bytearray(BYTES)
+    first = NodeTable(upper, lambda _: None, Generations(memory))
+    first.remember(node, ROOT_ID, b"old")
+    assert first.remember(node, ROOT_ID, b"file", new=True) == 1
+    second = NodeTable(upper, lambda _: None, Generations(memory))
+    assert second.remember(node, ROOT_ID, b"file") == 1
+    second.forget(node, 1)
+    assert second.remember(node, ROOT_ID, b"file") == 1, "the kernel may have lookups of the first session"
+    second.forget(node, 1)
+    assert second.remember(node, ROOT_ID, b"file", new=True) == 2, "the kernel may know the first file"
 
 
 def test_a_removed_directory_keeps_its_inode_until_it_is_forgotten(table: NodeTable, upper: Upper) -> None:

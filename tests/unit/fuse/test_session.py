@@ -16,6 +16,7 @@ from headrace.fuse import abi, handover_state
 from headrace.fuse.abi import Opcode
 from headrace.fuse.handover_state import HandoverState
 from headrace.fuse.io_modes import UPPER
+from headrace.fuse.namespace_ops import NamespaceOperations
 from headrace.fuse.operations import Mode
 from headrace.fuse.removed_files import FREED_AT_ONCE_BYTES
 from headrace.fuse.session import Session
@@ -137,8 +138,10 @@ def serve(
         write: str = "",
         state: HandoverState = handover,
         mountpoints: Sequence[bytes] = (),
+        generation: int = 1,
     ) -> Served:
         client = open_client(write)
+        client.generation = generation
         if write:
             Upper(client.upper).make()
         sessions.append(Served(client, state, mode, [*mountpoints]))
@@ -504,6 +507,27 @@ def test_a_session_that_took_over_finds_the_nodes_of_the_first(
     assert second.kernel.write(node, b"B") == 1
     assert second.kernel.read(node) == b"Bytes"
     assert second.kernel.attributes(node).size == 5
+
+
+def test_a_session_that_took_over_repeats_the_generations_of_the_first(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another generation the kernel fails each call on an open file."""
+    monkeypatch.setattr(handover_state, "SLOTS", 64)
+    fd = handover_state.create()
+    first = serve(write="back", state=HandoverState(fd))
+    first.start()
+    node = first.kernel.write_file(b"new", b"")
+    operations = first.session.operations
+    assert isinstance(operations, NamespaceOperations)
+    operations._nodes.remember(node, ROOT, b"new", new=True)  # its inode number was one of a removed file
+    generation = first.kernel.lookup(b"new").generation
+    assert generation == first.client.generation + 1
+    second = serve(write="back", state=HandoverState(fd), generation=first.client.generation + 1000)
+    os.close(fd)
+    second.take_over()
+    assert second.kernel.lookup(b"new").generation == generation
+    assert second.kernel.lookup(b"small").generation == first.kernel.lookup(b"small").generation
 
 
 def test_a_session_that_took_over_registers_files_anew(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
