@@ -41,6 +41,7 @@ from headrace.s3.object_attributes import (
     is_marked,
     mark_directory,
     parse_mtime,
+    synthetic_etag,
     unmark_directory,
     with_recorded,
     write_record,
@@ -367,23 +368,31 @@ class Objects:
         return xml.response(xml.document("Tagging", xml.element("TagSet", *rows)))
 
     def set_tags(self, call: S3Call, tags: dict[str, str], *, status: int) -> Response:
-        """Put the object again, with these tags."""
+        """Put the object again, with these tags. If it is replaced meanwhile, the new object gets them."""
+        for _ in range(CHANGED_ATTEMPTS - 1):
+            with contextlib.suppress(VersionChangedError):
+                self._set_tags(call, tags)
+                return Response(status)
+        self._set_tags(call, tags)
+        return Response(status)
+
+    def _set_tags(self, call: S3Call, tags: dict[str, str]) -> None:
+        """Record tags at an object. Raises VersionChangedError if it is replaced or written meanwhile."""
         attributes, file_stat, path = self.attributes(call)
         current = self._tagged(file_stat, path)
         metadata = ObjectMetadata(current.metadata, current.headers, tags)
         self.metadata.check_kept(call.path, metadata)
-        etag = attributes.etag.strip('"') if is_of_bytes(attributes.etag) else ""
+        mtime_ns = file_stat.mtime_ns if isinstance(file_stat, Entry) else file_stat.st_mtime_ns
 
         def write_attributes(fd: int) -> None:
-            write_record(
-                fd, etag, attributes.mtime_text, checksum=attributes.checksum, parts=attributes.parts
-            )
+            etag = _etag_to_keep(attributes, mtime_ns, fd)
+            checksum, parts = (attributes.checksum, attributes.parts) if etag else (None, ())
+            write_record(fd, etag, attributes.mtime_text, checksum=checksum, parts=parts)
             write_metadata(fd, metadata)
 
         self.vfs.edit_attributes(path, write_attributes)
         if isinstance(file_stat, Entry):
             self.metadata.forget(file_stat.id)
-        return Response(status)
 
     def _tagged(self, file_stat: FileStat, path: bytes) -> ObjectMetadata:
         if not self.metadata.has_tags(path):
@@ -430,6 +439,21 @@ class Objects:
         existing = self._existing_etag(self.vfs.find(call.path)[1], call.path)
         if existing is None or not conditions.has_tag(etag, existing):
             raise S3Error("PreconditionFailed", "the object has another ETag")
+
+
+def _etag_to_keep(described: ObjectAttributes, mtime_ns: int, fd: int) -> str:
+    """Return the ETag of an object's file for its record, without quotes; "" for one of size and time. A file without
+    a record is the described one, a copy of it, or was written by a mount. `mtime_ns` is the described file's. Raises
+    VersionChangedError for the file of another object."""
+    file_stat = os.fstat(fd)
+    current = attributes_of(file_stat, fd)
+    is_recorded = current.etag != synthetic_etag(file_stat.st_size, file_stat.st_mtime_ns)
+    is_other = current.etag != described.etag if is_recorded else current.size_bytes != described.size_bytes
+    if is_other:
+        raise VersionChangedError("object", why="it was replaced while its tags were set", hint="try again")
+    if not is_of_bytes(described.etag) or file_stat.st_mtime_ns != mtime_ns:
+        return ""
+    return described.etag.strip('"')
 
 
 def no_such_key() -> S3Error:

@@ -1,0 +1,116 @@
+"""Requests for one key at the same time: another one comes between the steps of the first, by the gateway's own code
+over a real node."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.client.node_client import NodeClient
+from headrace.http.messages import Request, parse_head
+from headrace.s3.body import Payload
+from headrace.s3.objects import Objects
+from headrace.s3.routes import S3Call, route
+from headrace.vfs.local_vfs import LocalVfs
+from tests.integration.cli.host import Host
+
+BUCKET = "out"
+PATIENCE_S = 60.0
+
+
+class Door:
+    """Serves requests in this process. `between` lets another request run before the next call of a function of the
+    namespace."""
+
+    def __init__(self, vfs: LocalVfs, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.vfs = vfs
+        self.objects = Objects(vfs, reads_origin_metadata=True)
+        self._monkeypatch = monkeypatch
+
+    def between(self, name: str, other: Callable[[], object]) -> None:
+        function = getattr(self.vfs, name)
+
+        def first_the_other(*words: Any, **options: Any) -> Any:
+            self._monkeypatch.setattr(self.vfs, name, function)
+            other()
+            return function(*words, **options)
+
+        self._monkeypatch.setattr(self.vfs, name, first_the_other)
+
+    def put(self, key: str, data: bytes, **headers: str) -> str:
+        request, call = self.call("PUT", key, **headers)
+        response = self.objects.put(request, call, Payload(request, iter([data]), "", None))
+        return dict(response.headers)["ETag"].strip('"')
+
+    def head(self, key: str) -> dict[str, str]:
+        return dict(self.objects.get(*self.call("HEAD", key)).headers)
+
+    def read(self, key: str) -> bytes:
+        content = self.objects.opened(self.call("GET", key)[1])[1]
+        try:
+            return content.read(0, content.size_bytes)
+        finally:
+            content.close()
+
+    def call(self, method: str, key: str, **headers: str) -> tuple[Request, S3Call]:
+        lines = [f"{method} /{BUCKET}/{key} HTTP/1.1", "Host: h"]
+        lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+        request = parse_head("\r\n".join([*lines, "", ""]).encode())
+        return request, route(request, ())
+
+
+@pytest.fixture(scope="module")
+def node(needs_root: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    base: Path = tmp_path_factory.mktemp("races")
+    host = Host(base, write=f"off,/{BUCKET}=local")
+    (base / "origin").mkdir()
+    config = base / "config.toml"
+    config.write_text(f'[mounts."/{BUCKET}"]\nurl = "{base / "origin"}"\n')
+    try:
+        host.start("node", "run", "--config", config, "--cache", f"{host.cache}:1GiB").wait_ready()
+        (socket,) = host.run_folder.glob("*.sock")
+        yield str(socket)
+    finally:
+        host.close()
+
+
+@pytest.fixture
+def door(node: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+    vfs = LocalVfs(NodeClient(node, role="s3", patience_s=PATIENCE_S))
+    try:
+        yield Door(vfs, monkeypatch)
+    finally:
+        vfs.close()
+
+
+def md5(data: bytes) -> str:
+    return hashlib.md5(data).hexdigest()
+
+
+@pytest.mark.parametrize("new", [b"of another size", b"new bytes"])
+def test_tags_that_are_set_beside_a_put_belong_to_the_new_object(door: Door, new: bytes) -> None:
+    assert door.put("tagged", b"old bytes", x_amz_meta_colour="red") == md5(b"old bytes")
+    door.between("edit_attributes", lambda: door.put("tagged", new, x_amz_meta_colour="blue"))
+    door.objects.set_tags(door.call("PUT", "tagged")[1], {"a": "b"}, status=200)
+    head = door.head("tagged")
+    assert door.read("tagged") == new
+    assert head["ETag"].strip('"') == md5(new)
+    assert (head["x-amz-meta-colour"], head["x-amz-tagging-count"]) == ("blue", "1")
+
+
+def test_tags_of_a_file_that_a_mount_changed_give_it_no_etag_of_other_bytes(door: Door) -> None:
+    door.put("written", b"old bytes")
+    other = door.vfs.create(f"/{BUCKET}/written".encode(), replace=True)
+
+    def write() -> None:
+        other.write(b"new bytes")
+        other.close()
+
+    door.between("edit_attributes", write)
+    door.objects.set_tags(door.call("PUT", "written")[1], {"a": "b"}, status=200)
+    assert door.read("written") == b"new bytes"
+    assert door.head("written")["ETag"].strip('"') != md5(b"old bytes")
