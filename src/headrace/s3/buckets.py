@@ -177,8 +177,9 @@ class Buckets:
                 check_key(key)
                 target = S3Call("delete_object", call.bucket, key)
                 if etag:
-                    self._objects.check_etag(target, etag)
-                self._objects.remove(target)
+                    self._objects.remove_version(target, etag)
+                else:
+                    self._objects.remove(target)
             except (S3Error, HeadraceError) as error:
                 rows.append(_delete_error(key, error if isinstance(error, S3Error) else s3_error_of(error)))
                 continue

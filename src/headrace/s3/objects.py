@@ -10,7 +10,7 @@ import contextlib
 import functools
 import mimetypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from urllib.parse import unquote_to_bytes
 
 from headrace.base.errors import (
@@ -407,21 +407,40 @@ class Objects:
     def delete(self, request: Request, call: S3Call) -> Response:
         self.check_bucket(call)
         self.vfs.check_writable(call.path)
-        if "if-match" in request.headers:
-            etag = self._existing_etag(self.vfs.find(call.path)[1], call.path)
+        if "if-match" not in request.headers:
+            self.remove(call)
+            return Response(204)
+
+        def check(file_stat: FileStat | None) -> None:
+            etag = self._existing_etag(file_stat, call.path)
             if etag is not None:  # a missing object counts as deleted, whatever the request expects
                 conditions.check_write(request, etag)
-        self.remove(call)
+
+        check(self.vfs.find(call.path)[1])
+        self.remove(call, check)
         return Response(204)
 
-    def remove(self, call: S3Call) -> None:
-        """Delete a key; a missing key counts as deleted. Then remove empty directories above it: keys have none."""
+    def remove_version(self, call: S3Call, etag: str) -> None:
+        """Delete a key as `remove` does, if the object has the ETag that a DeleteObjects request names for it. Raises
+        PreconditionFailed."""
+
+        def check(file_stat: FileStat | None) -> None:
+            existing = self._existing_etag(file_stat, call.path)
+            if existing is None or not conditions.has_tag(etag, existing):
+                raise S3Error("PreconditionFailed", "the object has another ETag")
+
+        check(self.vfs.find(call.path)[1])
+        self.remove(call, check)
+
+    def remove(self, call: S3Call, check: Callable[[FileStat | None], None] | None = None) -> None:
+        """Delete a key; a missing key counts as deleted. Then remove empty directories above it: keys have none.
+        `check` is that of `LocalVfs.remove`."""
         try:
             if call.key.endswith(b"/"):
                 unmark_directory(self.vfs.tree.upper.at(call.path))
                 self.vfs.remove_directory(call.path)
             else:
-                self.vfs.remove(call.path)
+                self.vfs.remove(call.path, check=check)
         except (PathNotFoundError, NotADirectoryPathError, IsADirectoryPathError, DirectoryNotEmptyError):
             return
         self._remove_empty(split(call.path)[0], b"/" + call.bucket)
@@ -433,12 +452,6 @@ class Objects:
             except HeadraceError:
                 return
             directory = split(directory)[0]
-
-    def check_etag(self, call: S3Call, etag: str) -> None:
-        """Raise PreconditionFailed unless the object has the ETag that a DeleteObjects request names for it."""
-        existing = self._existing_etag(self.vfs.find(call.path)[1], call.path)
-        if existing is None or not conditions.has_tag(etag, existing):
-            raise S3Error("PreconditionFailed", "the object has another ETag")
 
 
 def _etag_to_keep(described: ObjectAttributes, mtime_ns: int, fd: int) -> str:

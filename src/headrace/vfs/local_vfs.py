@@ -255,10 +255,23 @@ class LocalVfs(VfsReader):
                 if not is_directory(self.get(directory)[1]):
                     raise
 
-    def remove(self, path: bytes, *, wait: bool = True) -> None:
-        """Delete a file or a link. wait: as for TreeChanges.apply. Raise IsADirectoryPathError."""
+    def remove(
+        self,
+        path: bytes,
+        *,
+        wait: bool = True,
+        check: Callable[[FileStat | None], None] | None = None,
+    ) -> None:
+        """Delete a file or a link. wait: as for TreeChanges.apply. check: as for `create`. Raise
+        IsADirectoryPathError."""
         real_path, _ = self.get(path, follow=False)
-        self._change(path, lambda: self.tree.remove(real_path), wait=wait)
+
+        def remove() -> None:
+            if check is not None:
+                check(self.tree.view.lookup(real_path))
+            self.tree.remove(real_path)
+
+        self._change(path, remove, wait=wait)
 
     def remove_directory(self, path: bytes, *, wait: bool = True) -> None:
         """Delete an empty directory. wait: as for TreeChanges.apply. Raise DirectoryNotEmptyError."""

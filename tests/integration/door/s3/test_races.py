@@ -13,6 +13,8 @@ import pytest
 from headrace.client.node_client import NodeClient
 from headrace.http.messages import Request, parse_head
 from headrace.s3.body import Payload
+from headrace.s3.buckets import Buckets
+from headrace.s3.errors import S3Error
 from headrace.s3.objects import Objects
 from headrace.s3.routes import S3Call, route
 from headrace.vfs.local_vfs import LocalVfs
@@ -114,3 +116,31 @@ def test_tags_of_a_file_that_a_mount_changed_give_it_no_etag_of_other_bytes(door
     door.objects.set_tags(door.call("PUT", "written")[1], {"a": "b"}, status=200)
     assert door.read("written") == b"new bytes"
     assert door.head("written")["ETag"].strip('"') != md5(b"old bytes")
+
+
+def test_a_delete_of_one_version_leaves_the_next_one(door: Door) -> None:
+    etag = door.put("deleted", b"old bytes")
+    door.between("remove", lambda: door.put("deleted", b"new bytes"))
+    with pytest.raises(S3Error) as raised:
+        door.objects.delete(*door.call("DELETE", "deleted", If_Match=f'"{etag}"'))
+    assert raised.value.code == "PreconditionFailed"
+    assert door.read("deleted") == b"new bytes"
+    door.objects.delete(*door.call("DELETE", "deleted", If_Match=f'"{md5(b"new bytes")}"'))
+    with pytest.raises(S3Error) as raised:
+        door.read("deleted")
+    assert raised.value.code == "NoSuchKey"
+
+
+def test_a_delete_of_many_versions_leaves_those_that_were_replaced(door: Door) -> None:
+    keys = ("many/kept", "many/gone")
+    body = "".join(
+        f"<Object><Key>{key}</Key><ETag>{door.put(key, b'old bytes')}</ETag></Object>" for key in keys
+    )
+    door.between("remove", lambda: door.put(keys[0], b"new bytes"))
+    buckets = Buckets(door.vfs, door.objects)
+    answer = buckets.delete_objects(
+        S3Call("delete_objects", BUCKET.encode(), b""), f"<Delete>{body}</Delete>".encode()
+    )
+    assert b"<Error><Key>many/kept</Key><Code>PreconditionFailed</Code>" in answer.body
+    assert b"<Deleted><Key>many/gone</Key></Deleted>" in answer.body
+    assert door.read(keys[0]) == b"new bytes"
