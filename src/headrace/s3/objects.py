@@ -34,12 +34,12 @@ from headrace.s3 import conditions, parts, xml
 from headrace.s3.body import Payload
 from headrace.s3.checksums import FULL_OBJECT, check_kind_of_put
 from headrace.s3.errors import S3Error
+from headrace.s3.folders import FOLDER, put_folder
 from headrace.s3.object_attributes import (
     ObjectAttributes,
     attributes_of,
     is_file,
     is_marked,
-    mark_directory,
     parse_mtime,
     synthetic_etag,
     unmark_directory,
@@ -47,7 +47,7 @@ from headrace.s3.object_attributes import (
     write_record,
 )
 from headrace.s3.object_metadata import MISSING, MetadataLookup, metadata_of, response_headers, with_copied
-from headrace.s3.routes import S3Call, check_key
+from headrace.s3.routes import S3Call, check_key, checked_bucket
 from headrace.vfs.file_stat import is_directory
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.vfs.streams import Content, WriteStream
@@ -75,8 +75,6 @@ OVERRIDE_HEADERS = {
 _OVERRIDES = frozenset(OVERRIDE_HEADERS)
 FOLDER_TYPE = "application/x-directory"
 DEFAULT_TYPE = "binary/octet-stream"
-_FOLDER = ObjectAttributes(0, 0, '"d41d8cd98f00b204e9800998ecf8427e"')
-"""Attributes of a key that ends in a slash: an empty object."""
 
 
 class Objects:
@@ -91,7 +89,8 @@ class Objects:
     def get(self, request: Request, call: S3Call) -> Response:
         """Answer GET and HEAD. Waits for the node where names or bytes are missing."""
         if call.key.endswith(b"/"):
-            return self._folder(request, call)
+            self._check_folder(call)
+            return self._respond(request, call, FOLDER, None, ObjectMetadata())
         if request.method == "HEAD":
             attributes, file_stat, path = self.attributes(call)
             metadata = self.metadata.of(path, file_stat, self.vfs.tree.upper.at(path))
@@ -133,10 +132,11 @@ class Objects:
         return self._respond(request, call, attributes_of(entry, -1), None, metadata)
 
     def attributes(self, call: S3Call) -> tuple[ObjectAttributes, FileStat, bytes]:
-        """Return the attributes, the file stat and the path of an object. Raises NoSuchKey or NoSuchBucket."""
+        """Return the attributes, the file stat and the path of an object that is no folder. Raises NoSuchKey or
+        NoSuchBucket."""
         with self._as_key(call):
             path, file_stat = self.vfs.get(call.path)
-            if is_directory(file_stat) or not is_file(file_stat):
+            if call.key.endswith(b"/") or is_directory(file_stat) or not is_file(file_stat):
                 raise PathNotFoundError("")
             return attributes_of(file_stat, self.vfs.tree.upper.at(path)), file_stat, path
         raise AssertionError
@@ -145,7 +145,10 @@ class Objects:
         self, call: S3Call, request: Request | None = None
     ) -> tuple[ObjectAttributes, Content, ObjectMetadata | None]:
         """Return the attributes, the bytes and the metadata of one version of an object. `request` names the range of
-        bytes to send; None sends all. The metadata is None if MetadataLookup.of returns None."""
+        bytes to send; None sends all. The metadata is None if MetadataLookup.of returns None. A folder is empty."""
+        if call.key.endswith(b"/"):
+            self._check_folder(call)
+            return FOLDER, Content(0, fd=os.memfd_create("folder")), ObjectMetadata()
         with self._as_key(call):
             for attempt in range(CHANGED_ATTEMPTS):
                 path, file_stat = self.vfs.get(call.path)
@@ -215,12 +218,11 @@ class Objects:
         if file_stat is None or not is_directory(file_stat):
             raise S3Error("NoSuchBucket", "The specified bucket does not exist")
 
-    def _folder(self, request: Request, call: S3Call) -> Response:
+    def _check_folder(self, call: S3Call) -> None:
+        """Raise NoSuchKey where a key that ends in a slash is not a directory."""
         with self._as_key(call):
-            _, file_stat = self.vfs.get(call.path)
-            if not is_directory(file_stat):
+            if not is_directory(self.vfs.get(call.path)[1]):
                 raise PathNotFoundError("")
-        return self._respond(request, call, _FOLDER, None, ObjectMetadata())
 
     def _respond(
         self,
@@ -265,7 +267,8 @@ class Objects:
         check_kind_of_put(request)
         self.check_bucket(call)
         if call.key.endswith(b"/"):
-            return self._put_folder(call, payload)
+            folder = put_folder(self.vfs, request, call, size_bytes=len(payload.read_all(1)))
+            return Response(200, [("ETag", folder.etag)])
         metadata = self.metadata.check_kept(call.path, metadata_of(request))
         with self.creating(request, call) as stream:
             for piece in payload:
@@ -302,14 +305,6 @@ class Objects:
             return None
         return attributes_of(file_stat, self.vfs.tree.upper.at(path)).etag
 
-    def _put_folder(self, call: S3Call, payload: Payload) -> Response:
-        if payload.read_all(1):
-            raise S3Error("InvalidArgument", "a key that ends in / is a folder here, and has no bytes")
-        self.vfs.check_writable(call.path)
-        self.vfs.make_directories(call.path)
-        mark_directory(self.vfs.tree.upper.at(call.path))
-        return Response(200, [("ETag", _FOLDER.etag)])
-
     def copy(self, request: Request, call: S3Call) -> Response:
         source = copy_source(request)
         requested, replaces = metadata_of(request), is_replaced(request)
@@ -323,6 +318,8 @@ class Objects:
         attributes, content, source_metadata = self.opened(S3Call("get_object", *source))
         try:
             conditions.check_read(request, attributes.etag, attributes.mtime_ns, prefix="x-amz-copy-source-")
+            if call.key.endswith(b"/"):
+                return _copied(put_folder(self.vfs, request, call, size_bytes=attributes.size_bytes))
             metadata = self._copied_metadata(request, call, source_metadata, requested)
             with self.creating(request, call) as stream:
                 content.copy_to(stream.fileno())
@@ -336,8 +333,7 @@ class Objects:
                 copied = attributes_of(file_stat, stream.fileno())
         finally:
             content.close()
-        modified = xml.text("LastModified", xml.iso_time(copied.mtime_ns))
-        return xml.response(xml.document("CopyObjectResult", modified, xml.text("ETag", copied.etag)))
+        return _copied(copied)
 
     def _copied_metadata(
         self, request: Request, call: S3Call, source: ObjectMetadata | None, requested: ObjectMetadata
@@ -493,6 +489,11 @@ def check_put(request: Request) -> str:
     return mtime_text
 
 
+def _copied(attributes: ObjectAttributes) -> Response:
+    modified = xml.text("LastModified", xml.iso_time(attributes.mtime_ns))
+    return xml.response(xml.document("CopyObjectResult", modified, xml.text("ETag", attributes.etag)))
+
+
 def is_replaced(request: Request) -> bool:
     return request.header("x-amz-metadata-directive", "COPY").upper() == "REPLACE"
 
@@ -519,7 +520,7 @@ def copy_source(request: Request) -> tuple[bytes, bytes]:
     if not bucket or not key:
         raise S3Error("InvalidArgument", "x-amz-copy-source must be BUCKET/KEY")
     check_key(key)
-    return bucket, key
+    return checked_bucket(bucket), key
 
 
 def is_of_bytes(etag: str) -> bool:

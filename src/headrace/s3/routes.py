@@ -113,12 +113,12 @@ def _named(request: Request, domains: tuple[str, ...]) -> tuple[bytes, bytes]:
     host = _without_port(request.header("host").lower())
     for domain in domains:
         if host.endswith("." + domain):
-            return _bucket(host[: -len(domain) - 1].encode(errors="surrogateescape")), request.path[1:]
+            return checked_bucket(host[: -len(domain) - 1].encode(errors="surrogateescape")), request.path[1:]
     bucket, _, key = request.path[1:].partition(b"/")
-    return _bucket(bucket) if bucket else bucket, key
+    return checked_bucket(bucket) if bucket else bucket, key
 
 
-def _bucket(name: bytes) -> bytes:
+def checked_bucket(name: bytes) -> bytes:
     """Return the name of a bucket. Raises S3Error for one that can't be the name of a directory."""
     try:
         check_name(name)

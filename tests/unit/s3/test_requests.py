@@ -11,7 +11,7 @@ from headrace.http.errors import HttpFault
 from headrace.s3 import xml
 from headrace.s3.conditions import check_read, check_write, range_of
 from headrace.s3.errors import ERROR_MAP, FAULT_MAP, STATUS, S3Error
-from headrace.s3.objects import content_type, is_of_bytes
+from headrace.s3.objects import content_type, copy_source, is_of_bytes
 from headrace.s3.routes import route
 from tests.unit.s3.conftest import request_of
 
@@ -74,6 +74,13 @@ def test_routes(line: str, host: str, wanted: tuple[str, bytes, bytes]) -> None:
 )
 def test_what_is_no_route(line: str, code: str) -> None:
     assert code_of_route(line) == code
+
+
+@pytest.mark.parametrize("source", ["../b/k", "/./k", "%2e%2e/k", "b%00/k", "b" * 256 + "/k"])
+def test_what_is_no_source_of_a_copy(source: str) -> None:
+    with pytest.raises(S3Error) as raised:
+        copy_source(request_of("PUT /b/k", x_amz_copy_source=source))
+    assert raised.value.code == "InvalidBucketName"
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,56 @@ def test_folders_as_keys(client: Any) -> None:
     assert code_of(raised) == ("ParentIsAnObject", 409)
 
 
+def test_copies_of_folders(client: Any) -> None:
+    top = "folders"
+    client.put_object(Bucket=WRITE, Key=f"{top}/from/", Body=b"")
+    client.put_object(Bucket=WRITE, Key=f"{top}/file of bytes", Body=b"bytes")
+    client.put_object(Bucket=WRITE, Key=f"{top}/file without", Body=b"")
+
+    def copy(source: str, target: str) -> None:
+        client.copy_object(
+            Bucket=WRITE, Key=f"{top}/{target}", CopySource={"Bucket": WRITE, "Key": f"{top}/{source}"}
+        )
+
+    for source, target in (("from/", "to/"), ("file without", "made/"), ("from/", "plain")):
+        copy(source, target)
+        assert client.head_object(Bucket=WRITE, Key=f"{top}/{target}")["ContentLength"] == 0
+        rows = client.list_objects_v2(Bucket=WRITE, Prefix=f"{top}/{target}")["Contents"]
+        assert [row["Key"] for row in rows] == [f"{top}/{target}"]
+    for source, target, code in (
+        ("file of bytes", "wrong/", "InvalidArgument"),
+        ("file of bytes/", "wrong", "NoSuchKey"),
+        ("nothing/", "wrong/", "NoSuchKey"),
+        ("from/", "file of bytes/", "ParentIsAnObject"),
+    ):
+        with pytest.raises(ClientError) as raised:
+            copy(source, target)
+        assert code_of(raised)[0] == code, (source, target)
+    assert client.list_objects_v2(Bucket=WRITE, Prefix=f"{top}/wrong")["KeyCount"] == 0
+    assert body_of(client.get_object(Bucket=WRITE, Key=f"{top}/file of bytes")) == b"bytes"
+
+
+def test_a_folder_is_made_once(s3: S3, client: Any) -> None:
+    outcomes: list[str] = []
+
+    def make(n: int) -> None:
+        try:
+            s3.client(n).put_object(Bucket=WRITE, Key="locks/one/", IfNoneMatch="*")
+            outcomes.append("made")
+        except ClientError as error:
+            outcomes.append(error.response["Error"]["Code"])
+
+    threads = [threading.Thread(target=make, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(outcomes) == ["PreconditionFailed"] * 3 + ["made"]
+    with pytest.raises(ClientError) as raised:
+        client.put_object(Bucket=WRITE, Key="locks/other/", IfMatch='"x"')
+    assert code_of(raised) == ("NoSuchKey", 404)
+
+
 def test_what_can_not_be_done_truly_is_refused(client: Any) -> None:
     for arguments in (
         {"Metadata": {"any": "thing"}},
