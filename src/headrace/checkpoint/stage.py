@@ -9,8 +9,10 @@ is emitted, then to the save that receives it.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -214,9 +216,19 @@ def _to_host(source: Any) -> Bytes:
 def pin(memory: Bytes) -> None:
     """Pin the memory (page-lock it) if this process uses CUDA: copies from the device then run at bus speed.
 
-    If that fails, the memory is used as it is.
+    If that fails, the memory is used as it is. The memory is unpinned before it is freed. Otherwise the driver would
+    keep its pages, and use them for whatever this process maps at the same address next.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return
-    torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)
+    runtime, address = torch.cuda.cudart(), memory.ctypes.data
+    if int(runtime.cudaHostRegister(address, memory.nbytes, 0)) == 0:
+        # at the exit of the process the runtime may be gone before the memory
+        weakref.finalize(memory, _unpin, runtime, address, os.getpid()).atexit = False
+
+
+def _unpin(runtime: Any, address: int, pid: int) -> None:
+    """Unpin memory. A forked child can't use its parent's device, and has no pinned memory."""
+    if pid == os.getpid():
+        runtime.cudaHostUnregister(address)
