@@ -46,12 +46,18 @@ class Pruned:
 
 
 def prune(
-    storage: CheckpointStorage, retention: Retention, *, also: Collection[int] = (), dry: bool = False
+    storage: CheckpointStorage,
+    retention: Retention,
+    *,
+    also: Collection[int] = (),
+    saved: int | None = None,
+    dry: bool = False,
 ) -> Pruned:
     """Delete the checkpoints that `retention` and `also` drop, and all files that nothing refers to.
 
-    also: steps to drop in addition; raises CheckpointNotFoundError if one does not exist. dry: change nothing, and
-    return the files that a prune would delete.
+    also: steps to drop in addition; raises CheckpointNotFoundError if one does not exist. saved: the step that the
+    caller has just saved, as in `Retention.dropped`. dry: change nothing, and return the files that a prune would
+    delete.
     """
     pruned = Pruned()
     packs = storage.names(layout.PACKS)
@@ -59,7 +65,7 @@ def prune(
     missing = sorted(set(also) - set(steps))
     if missing:
         raise CheckpointNotFoundError(f"{storage.name}: no checkpoint of step {missing[0]}")
-    pruned.steps = sorted({*retention.dropped(steps, folder.pinned(storage)), *also})
+    pruned.steps = sorted({*retention.dropped(steps, folder.pinned(storage), saved=saved), *also})
     if not dry:
         _drop_manifests(storage, pruned.steps)
     heads = _heads(storage, pruned)

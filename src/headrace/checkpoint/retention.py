@@ -22,11 +22,17 @@ class Retention:
         if self.every is not None and self.every < 1:
             raise UsageError(f"every={self.every}", why="it must be a positive number of steps")
 
-    def dropped(self, steps: Iterable[int], pinned: Collection[int] = ()) -> list[int]:
-        """Return the steps to drop, ascending. The newest is never dropped."""
+    def dropped(
+        self, steps: Iterable[int], pinned: Collection[int] = (), *, saved: int | None = None
+    ) -> list[int]:
+        """Return the steps to drop, ascending. The newest is never dropped.
+
+        saved: the step that was just saved. A training that continues from an earlier checkpoint saves lower steps than
+        exist. Higher steps than `saved` do not count, and are not dropped.
+        """
         if self.last is None:
             return []
-        ordered = sorted(steps)
+        ordered = sorted(step for step in steps if saved is None or step <= saved)
         newest = set(ordered[-self.last :])
         return [
             step for step in ordered if step not in newest and step not in pinned and not self._is_kept(step)

@@ -241,7 +241,7 @@ class Saver:
         if isinstance(outcome, BaseException):
             works = [partial(self._parts.drop, attempt), partial(attempt.fail, outcome), *works]
         else:  # the checkpoint is committed
-            works.append(self._prune)
+            works.append(partial(self._prune, request.step))
         for work in works:
             try:
                 work()
@@ -279,9 +279,9 @@ class Saver:
             folder.pin(self._storage, request.step)
         attempt.publish(manifest_of(attempt, parts, metadata=request.metadata, data=request.data))
 
-    def _prune(self) -> None:
+    def _prune(self, step: int) -> None:
         if self._rank == 0:
-            prune.prune(self._storage, self._options.retention or Retention())
+            prune.prune(self._storage, self._options.retention or Retention(), saved=step)
 
 
 def _is_defect(error: BaseException) -> bool:

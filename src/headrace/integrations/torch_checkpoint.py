@@ -248,7 +248,7 @@ class HeadraceWriter(StorageWriter):
         self._committed = True
         self._end_attempt()
         try:
-            prune(self._storage, self._options.retention or Retention())
+            prune(self._storage, self._options.retention or Retention(), saved=attempt.step)
         except HeadraceError as error:  # the checkpoint is committed
             log.warning(
                 "deleting old checkpoint files failed step=%d error=%s",

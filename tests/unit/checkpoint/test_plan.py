@@ -73,6 +73,17 @@ def test_retention(steps: set[int], pinned: set[int], last: int, every: int | No
     assert Retention(None, every).dropped(steps, pinned) == []
 
 
+@CALM
+@given(st.sets(st.integers(0, 60)), st.sets(st.integers(0, 60)), st.integers(1, 5), st.integers(0, 60))
+def test_retention_after_a_save(steps: set[int], pinned: set[int], last: int, saved: int) -> None:
+    """As the saving training sees it, checkpoints of higher steps do not exist."""
+    steps = {*steps, saved}
+    dropped = Retention(last).dropped(steps, pinned, saved=saved)
+    assert dropped == Retention(last).dropped({step for step in steps if step <= saved}, pinned)
+    assert saved not in dropped
+    assert Retention().dropped(steps, pinned, saved=saved) == []
+
+
 def test_words_of_retention() -> None:
     for words in ({"last": 0}, {"last": 1, "every": 0}):
         with pytest.raises(UsageError):

@@ -178,6 +178,28 @@ def test_retention_keeps_what_kept_ones_refer_to(tmp_path: Path) -> None:
         assert same(load(place, step), expected[step])
 
 
+def test_a_training_that_continues_from_an_earlier_checkpoint_keeps_its_own(tmp_path: Path) -> None:
+    options = SaveOptions(chunk_bytes=4 * KIB, slot_bytes=16 * KIB, retention=Retention(last=2))
+    place = PosixStorage(str(tmp_path))
+    with Saver(place, options=options) as saver:
+        for step in (700, 800, 900):
+            saver.save({"w": noise(16 * KIB, step)}, step)
+    assert steps(place) == [800, 900]
+    with Saver(place, options=options) as saver:  # the run diverged: it is repeated from step 300 on
+        for step, kept in (
+            (400, [400, 800, 900]),
+            (500, [400, 500, 800, 900]),
+            (600, [500, 600, 800, 900]),
+            (800, [600, 800, 900]),
+            (900, [800, 900]),
+            (950, [900, 950]),
+        ):
+            state = {"w": noise(16 * KIB, 1000 + step)}
+            saver.save(state, step).wait()
+            assert steps(place) == kept
+            assert same(load(place, step), state)
+
+
 def test_packs_that_a_save_under_way_refers_to_are_not_pruned(tmp_path: Path, place: GatedPlace) -> None:
     state = {f"w{n}": noise(16 * KIB, n) for n in range(10)}
     save(state, str(tmp_path), 1, options=SMALL)
