@@ -8,7 +8,6 @@ docs/fsspec.md is the guide.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import posixpath
 import stat
@@ -51,6 +50,7 @@ from headrace.sdk.namespace import (
     split,
     version_text,
 )
+from headrace.sdk.text_stream import TextStream
 
 THREADS = 32
 """Threads of one file system for calls on many files. They mostly wait for the node or the disk."""
@@ -239,7 +239,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
             name: options.pop(name) for name in ("encoding", "errors", "newline") if name in options
         }
         binary = super().open(path, mode.replace("t", "") + "b", *arguments, **options)
-        return _TextStream(binary, **text_options)
+        return TextStream(binary, **text_options)
 
     def _open(
         self,
@@ -529,13 +529,6 @@ class _FileThreads:
             errors = [error for call in calls if (error := call.exception()) is not None]
         if errors:
             raise errors[0]
-
-
-class _TextStream(io.TextIOWrapper):
-    def __exit__(self, kind: Any, *details: Any) -> None:
-        if kind is not None and isinstance(self.buffer, WriteStream):
-            self.buffer.discard()
-        super().__exit__(kind, *details)
 
 
 def _closed_by_an_exception() -> bool:

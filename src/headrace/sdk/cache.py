@@ -12,7 +12,6 @@ FileNotFoundError.
 from __future__ import annotations
 
 import builtins
-import io
 import os
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
@@ -28,6 +27,7 @@ from headrace.sdk.mapped_files import map_whole
 from headrace.sdk.namespace import open_vfs
 from headrace.sdk.presence_calls import PresenceCalls
 from headrace.sdk.seal_calls import run_to_end
+from headrace.sdk.text_stream import TextStream
 from headrace.vfs.file_stat import Stat, is_directory, stat_of
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.vfs.streams import Content, ReadStream, WriteStream
@@ -95,11 +95,11 @@ class Cache(PresenceCalls):
 
     def open(self, path: str, mode: str = "rb", *, encoding: str | None = None) -> IO[Any]:
         """Open a buffered file in mode rb, wb, xb or ab, or as text without the b. A file written with w or x
-        appears, complete, when it is closed without an error; missing directories above it are created. `read`,
-        `readinto` and `seek` work as for any file."""
+        appears, complete, when it is closed without an error; missing directories above it are created. An exception
+        inside `with` leaves no file. `read`, `readinto` and `seek` work as for any file."""
         if "b" not in mode:
             binary = self.open(path, mode.replace("t", "") + "b")
-            return io.TextIOWrapper(binary, encoding=encoding or "utf-8")
+            return TextStream(binary, encoding=encoding or "utf-8")
         raw_path = os.fsencode(path)
         file: ReadStream | WriteStream
         if mode == "rb":

@@ -170,6 +170,23 @@ def test_what_is_written_is_at_the_origin(host: Host, cache: Cache, tmp_path: Pa
     assert not (host.truth / "out/text").exists()
 
 
+def test_a_text_that_an_exception_ends_leaves_nothing(host: Host, cache: Cache) -> None:
+    with cache.open("/out-text/kept", "w", encoding="utf-16") as text:
+        text.write("kept\n")
+    for path, mode in (("/out-text/never", "w"), ("/out-text/never", "x"), ("/out-text/kept", "a")):
+        with pytest.raises(KeyboardInterrupt), cache.open(path, mode, encoding="utf-16") as text:
+            text.write("half")
+            text.flush()
+            raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt), cache.open("/out-text/kept", "w") as text:
+        text.write("half")
+        raise KeyboardInterrupt
+    assert [stat.name for stat in cache.list("/out-text")] == ["kept"]
+    assert cache.read("/out-text/kept").decode("utf-16") == "kept\n"
+    cache.remove("/out-text", recursive=True)
+    cache.persist()
+
+
 def test_what_is_cached_hides_nothing_that_was_written(host: Host, cache: Cache) -> None:
     """The short way to a cached file is not taken beside the upper layer."""
     first = {name: host.put(name, 5000) for name in ("out-seen/a/f", "out-seen/a/g", "out-top")}
