@@ -2,7 +2,7 @@
 block.
 
 Each call runs in a thread of the `AsyncCache`. A cancelled call runs to its end in that thread, and its result is
-dropped.
+dropped. A child may use its parent's `AsyncCache` after a fork.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import asyncio
 import builtins
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
 
+from headrace.base.fork_safe_pool import ForkSafePool
 from headrace.client.node_client import PATIENCE_S
 from headrace.sdk.bulk_read import ReadResult, Wanted
 from headrace.sdk.cache import Cache, Stat, connect
@@ -47,7 +48,7 @@ class AsyncCache:
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="headrace-async")
+        self._pool = ForkSafePool(THREADS, "headrace-async")
 
     async def __aenter__(self) -> AsyncCache:
         return self
@@ -58,7 +59,7 @@ class AsyncCache:
         await self.close()
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._pool.shutdown)
+        await asyncio.to_thread(self._pool.close)
         self.cache.close()
 
     async def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
@@ -128,21 +129,34 @@ class AsyncCache:
         self, call: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
     ) -> Result:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, lambda: call(*arguments, **options))
+        return await loop.run_in_executor(self._pool.executor(), lambda: call(*arguments, **options))
 
     async def _each(self, begin: Callable[[], Iterator[Result]]) -> AsyncIterator[Result]:
         """Yield the items of a blocking iterator. Only one thread at a time runs it; it is closed when the caller
-        stops early."""
+        stops early. A cancelled caller does not wait for that."""
         results = begin()
+        page: Future[list[Result]] | None = None
         try:
-            while page := await self._do(_page, results):
-                for result in page:
-                    yield result
+            while True:
+                page = self._pool.executor().submit(_page, results)
+                items = await asyncio.wrap_future(page)
+                if not items:
+                    return
+                for item in items:
+                    yield item
         finally:
-            close = getattr(results, "close", None)
-            if close is not None:
-                await self._do(close)
+            if page is None or page.done():
+                await self._do(_close, results)
+            else:  # the call was cancelled, and its thread still runs the iterator
+                page.add_done_callback(lambda _: _close(results))
 
 
 def _page(results: Iterator[Result]) -> list[Result]:
     return list(itertools.islice(results, PAGE))
+
+
+def _close(results: Iterator[Any]) -> None:
+    """Close an iterator if it is a generator."""
+    close = getattr(results, "close", None)
+    if close is not None:
+        close()
