@@ -53,7 +53,7 @@ class HostLeaf:
 
 
 def flatten(state: Any) -> tuple[Any, list[HostLeaf]]:
-    """Return the tree and its leaves. A tensor that occurs twice (the same memory, shape and strides) is one leaf.
+    """Return the tree and its leaves. A tensor that occurs twice (the same memory, in the same view) is one leaf.
 
     Raises NotSupportedError with the path of a value that can't be saved.
     """
@@ -90,7 +90,9 @@ class _Flattener:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
             leaf = _tensor_leaf(torch, value, path)
-            identity: Any = (leaf.dtype, leaf.shape, value.stride(), str(value.device), value.data_ptr())
+            # a conjugate or negative view has the memory of its base, and other values
+            view = (value.stride(), value.is_conj(), value.is_neg())
+            identity: Any = (leaf.dtype, leaf.shape, view, str(value.device), value.data_ptr())
         elif type(value) in (np.ndarray, np.memmap) or isinstance(value, np.generic):
             leaf = _array_leaf(value, path)
             identity = id(value)

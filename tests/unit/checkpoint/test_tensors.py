@@ -79,6 +79,19 @@ def test_tied_tensors_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
     assert torch.equal(loaded_state["view"], weight[:50])
 
 
+def test_a_conjugate_or_negative_view_is_not_taken_for_its_base(tmp_path: Path) -> None:
+    base = torch.complex(torch.randn(60, 70), torch.randn(60, 70))
+    state = {
+        "base": base, "conjugate": base.conj(), "again": [base, base.conj()],
+        "imaginary": base.imag, "negative": base.conj().imag,
+    }  # fmt: skip
+    done = save(state, str(tmp_path), 1, options=OPTIONS)
+    loaded_state = load(str(tmp_path))
+    assert same(loaded_state, state)
+    assert done.data_bytes == (8 + 8 + 4 + 4) * base.numel()
+    assert loaded_state["again"][1] is loaded_state["conjugate"]
+
+
 def test_arrays_and_plain_values(tmp_path: Path) -> None:
     state = {
         "arrays": [np.arange(3000).astype(code) for code in "bBhHiIlLqQfdeFD?"] + [np.arange(5, dtype=">i4")],
