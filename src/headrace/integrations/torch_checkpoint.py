@@ -163,8 +163,15 @@ class HeadraceWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Name the attempt and number the ranks, on the coordinator."""
+        """Name the attempt and number the ranks, on the coordinator. Raises NotSupportedError for a cached plan: a rank
+        would take its own of an earlier save in the place of this one, with the name of that save."""
         assert self._step is not None
+        if not all(getattr(rank_plan, "usable", True) for rank_plan in plans):
+            raise NotSupportedError(
+                "enable_plan_caching=True",
+                why="a cached plan names the save that it was made for",
+                hint="use a planner without it",
+            )
         save = layout.save_id(self._step, self._run, self._saves)
         self._saves += 1
         return [
