@@ -139,16 +139,16 @@ class Saver:
         save_id = layout.save_id(step, self._run, self._tries.get(step, 0))
         tree, leaves = flatten(state)
         self._tries[step] = self._tries.get(step, 0) + 1
-        handle = SaveHandle(step)
+        handle, inbox = SaveHandle(step), SlotInbox(step, self._arena)
         self._allow(sum(leaf.size_bytes for leaf in leaves))
-        job = self._begin(handle, save_id, tree, leaves, request)
         try:
-            job.inline = self._stager.stage(leaves, job.inbox.put, lambda: job.inbox.put(StageEvent.STARVED))
-        except BaseException:
-            job.inbox.put(StageEvent.CANCELLED)
+            job = self._begin(handle, save_id, tree, leaves, request, inbox)
+            job.inline = self._stager.stage(leaves, inbox.put, lambda: inbox.put(StageEvent.STARVED))
+            handle.stopped_s = time.perf_counter() - start_s
+            inbox.put(StageEvent.STAGED)
+        except BaseException:  # the thread of the save waits for an end in any case
+            inbox.put(StageEvent.CANCELLED)
             raise
-        handle.stopped_s = time.perf_counter() - start_s
-        job.inbox.put(StageEvent.STAGED)
         self._in_progress.append(handle)
         return handle
 
@@ -202,19 +202,30 @@ class Saver:
         tree: Any,
         host_leaves: list[HostLeaf],
         request: SaveRequest,
+        inbox: SlotInbox,
     ) -> SaveJob:
+        """Start the thread of a save. It ends when the inbox has got STAGED or CANCELLED."""
         leaves = [
             Leaf(each.name, each.kind, each.size_bytes, each.dtype, list(each.shape)) for each in host_leaves
         ]
+        previous = self._last
+        thread: threading.Thread | None = None
         pool = WorkerPool(self._options.threads, f"checkpoint-{request.step}")
-        inbox = SlotInbox(request.step, self._arena)
-        job = SaveJob(handle, leaves, self._arena, self._options, pool, inbox)
-        attempt = Attempt(self._storage, save, request.step, self._rank, self._ranks, self._options.timeout_s)
-        arguments = (job, attempt, tree, request, self._last, time.perf_counter())
-        self._last = threading.Thread(
-            target=self._run_save, args=arguments, name=f"checkpoint-{request.step}"
-        )
-        self._last.start()
+        try:
+            job = SaveJob(handle, leaves, self._arena, self._options, pool, inbox)
+            attempt = Attempt(
+                self._storage, save, request.step, self._rank, self._ranks, self._options.timeout_s
+            )
+            arguments = (job, attempt, tree, request, previous, time.perf_counter())
+            self._last = thread = threading.Thread(
+                target=self._run_save, args=arguments, name=f"checkpoint-{request.step}"
+            )
+            thread.start()
+        except BaseException:  # the system may refuse a thread, and Ctrl-C may come here
+            if thread is None or thread.ident is None:
+                self._last = previous
+            pool.close()
+            raise
         return job
 
     def _run_save(

@@ -21,9 +21,18 @@ class WorkerPool:
 
     def __init__(self, threads: int, name: str) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._threads = [threading.Thread(target=self._run, name=f"{name}-{n}") for n in range(threads)]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        try:
+            for n in range(threads):
+                thread = threading.Thread(target=self._run, name=f"{name}-{n}")
+                thread.start()
+                self._threads.append(thread)
+        except (
+            BaseException
+        ):  # the system may refuse a thread; the others would keep the process from its end
+            for _ in range(threads):
+                self._work.put(None)
+            raise
 
     @property
     def size(self) -> int:
