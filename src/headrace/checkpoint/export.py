@@ -200,12 +200,22 @@ def _write(file: str, header: bytes, bodies: Iterator[Bytes]) -> None:
                 _write_all(out.fileno(), body.data)
             os.fsync(out.fileno())
         os.replace(new, file)
-    except OSError as error:
+        _sync_folder(os.path.dirname(os.path.abspath(file)))
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(new)
-        if error.errno is None:  # an error of Headrace, which has its own text
-            raise
-        raise CheckpointFailedError(file, why=os.strerror(error.errno).lower()) from None
+        if isinstance(error, OSError) and error.errno is not None:  # an error of Headrace has its own text
+            raise CheckpointFailedError(file, why=os.strerror(error.errno).lower()) from None
+        raise
+
+
+def _sync_folder(folder: str) -> None:
+    """Make the name of the file durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _write_all(fd: int, data: memoryview) -> None:
