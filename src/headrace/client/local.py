@@ -7,7 +7,8 @@ another disk or other write modes. The client then creates a new LocalCache.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from headrace.base.boot_clock import now_ns
@@ -37,7 +38,9 @@ class LocalCache:
     index, if this process has it open, because a process opens it only once.
 
     If the index names a volume that the node's welcome did not name, the node has been given a disk since. Files on
-    it are requested from the node, and its answer brings another LocalCache."""
+    it are requested from the node, and its answer brings another LocalCache.
+
+    Threads may still use a LocalCache that is replaced. It closes its descriptors when none refers to it."""
 
     def __init__(self, welcome: Welcome, touch: Callable[[FileId], None], index: Index | None = None) -> None:
         self._touch = touch
@@ -45,6 +48,8 @@ class LocalCache:
         self.index = index or Index.open(welcome.index, writable=False)
         self.volumes, self.tiers = welcome.volumes, welcome.tiers
         self._directory_fds = [_directory_fd(volume) for volume in welcome.volumes]
+        self._close_directories = weakref.finalize(self, _close_all, tuple(self._directory_fds))
+        self._close_directories.atexit = False
         self.upper, self.write = welcome.upper, welcome.write
         self.durable_puts = welcome.durable_puts
 
@@ -115,10 +120,8 @@ class LocalCache:
 
     def close(self) -> None:
         self.index.close(clean=True)
-        directories, self._directory_fds = self._directory_fds, [-1] * len(self._directory_fds)
-        for directory in directories:
-            if directory >= 0:
-                os.close(directory)
+        self._directory_fds = [-1] * len(self._directory_fds)
+        self._close_directories()
 
 
 def _directory_fd(volume: str) -> int:
@@ -128,3 +131,9 @@ def _directory_fd(volume: str) -> int:
         return os.open(files_folder(volume), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return -1
+
+
+def _close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        if descriptor >= 0:
+            os.close(descriptor)

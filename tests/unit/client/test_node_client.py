@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -21,6 +23,7 @@ from headrace.client.event_stream import EventsLost
 from headrace.client.node_client import MISS, NodeClient
 from headrace.store.checksum import block_checksum
 from headrace.store.index import Index
+from headrace.store.volume import files_folder
 from headrace.wire import frame
 from headrace.wire.message import Message
 from headrace.wire.messages import (
@@ -270,6 +273,33 @@ def test_a_client_follows_a_node_with_other_settings(
     node.restart(replace(cached.welcome(write="off"), volumes=[cached.volume, "/more"]))
     client.acknowledge(1)
     assert client.local.volumes == [cached.volume, "/more"]
+
+
+def test_a_cache_that_was_replaced_closes_its_descriptors_when_nobody_uses_it(
+    node: ScriptedNode, client: NodeClient, cached: Cached
+) -> None:
+    def open_folders() -> int:
+        links = []
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
+                links.append(os.readlink(f"/proc/self/fd/{fd}"))
+        return links.count(files_folder(cached.volume))
+
+    assert open_folders() == 1
+    held = client.local
+    for write in ("off", "back", "through"):
+        node.restart(cached.welcome(upper="/upper", write=write))
+        client.acknowledge(1)
+    assert client.write == "through"
+    opened = held.open_whole(ROOT_ID, b"whole")
+    assert opened is not None, "a thread that has it reads on"
+    os.close(opened[0])
+    assert open_folders() == 2
+    del held
+    assert open_folders() == 1
+    client.local.close()
+    client.local.close()
+    assert open_folders() == 0
 
 
 def test_a_node_that_is_away_is_an_error_without_patience(node: ScriptedNode) -> None:
