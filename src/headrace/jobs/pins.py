@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
@@ -153,13 +153,21 @@ class Pins:
             lost, self._lost = self._lost, set()
             failed: set[str] = set()
             for path in sorted(todo):
-                if not await self._reconcile(path):
+                if not await self._attempt(self._reconcile, path):
                     failed.add(path)
             for path in sorted(lost):
-                if not await self._restore(path):
+                if not await self._attempt(self._restore, path):
                     self._lost.add(path)
             self._todo |= failed
             timeout_s = RETRY_S if failed or self._lost else None
+
+    async def _attempt(self, work: Callable[[str], Awaitable[bool]], path: str) -> bool:
+        """Do the work for one path. Return False if it must be done again."""
+        try:
+            return await work(path)
+        except Exception:
+            log.exception("pins can't be kept path=%s", path)  # those of other paths must be
+            return False
 
     async def _restore(self, path: str) -> bool:
         record = self._pins.get(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -74,6 +76,32 @@ async def test_unpin_of_a_part_leaves_the_rest_pinned(world: JobClusterFixture) 
     await world.agree(await world.runners["c"].jobs.submit("unpin", "/", {}))
     for name in above:
         assert await pinned_by(world, name) == set()
+
+
+@pytest.mark.expected_warnings("pins can't be kept")
+async def test_an_error_that_nobody_expects_ends_no_pin(
+    world: JobClusterFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.jobs.pins.RETRY_S", 0.05)
+    pins, failed = world.runners["a"].jobs.pins, asyncio.Event()
+    reconcile = pins._reconcile
+
+    async def fail_once(path: str) -> bool:
+        if not failed.is_set():
+            failed.set()
+            raise OSError(errno.EIO, "the disk of the index")
+        return await reconcile(path)
+
+    monkeypatch.setattr(pins, "_reconcile", fail_once)
+    names = world.put_many(10)
+    await world.agree(await world.runners["b"].jobs.submit("pin", "/d", {}))
+    await failed.wait()
+    for name in names:
+        world.put(name, os.urandom(5000))
+    for runner in world.runners.values():
+        await runner.namespace.listings.refresh((await runner.entry("d")).id)
+    assert any("a" in world.owners(name) for name in names)
+    await until_pinned(world, names)
 
 
 async def test_pins_that_etcd_lost_are_put_back(world: JobClusterFixture) -> None:
