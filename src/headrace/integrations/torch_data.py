@@ -314,7 +314,7 @@ class Loader:
     data: a data set of this module, or any data set of torch with a length. workers: processes. rank, world: by default
     those of torch.distributed if it is initialized, else RANK and WORLD_SIZE. drop_last: as in DataLoader. For data
     sets with a length all ranks get the same number of batches: some samples are left out (drop_last) or repeated.
-    pin_memory: by default True if CUDA is available. Other options go to the DataLoader.
+    pin_memory: by default True if CUDA is available. Other options go to the DataLoader. in_order=False is for Shards.
 
     order: "seeded", or "cached-first" for Samples of a node: samples that are cached on this host and were not read in
     this epoch go first. Each sample is still read once an epoch, but the order depends on the cache.
@@ -354,9 +354,9 @@ class Loader:
         )
         self._is_watched = False
         self._substitution: Substitution | None = None
+        if options.get("in_order") is False and isinstance(data, Sized):
+            raise UsageError("in_order=False", why="the state of the loader counts batches in their order")
         if order == CACHED_FIRST:
-            if options.get("in_order") is False:
-                raise UsageError("in_order=False", why='order="cached-first" counts batches in their order')
             self._substitution = Substitution(data, rank=self._rank, world=self._world, drop_last=drop_last)
         self.epoch = 0
         self._batches = self._next = 0
@@ -402,9 +402,8 @@ class Loader:
         """
         self._check(state, self._identity())
         self.epoch, self._batches = state["epoch"], state["batches"]
-        self._samples_done, self._next = (
-            (dict(state["taken"]), state["next"]) if state["batches"] else ({}, 0)
-        )
+        taken, self._next = (state["taken"], state["next"]) if state["batches"] else ({}, 0)
+        self._samples_done = {int(worker): count for worker, count in taken.items()}  # JSON has texts as keys
         if self._substitution is not None:
             self._substitution.load(state[CACHED_FIRST] if state["batches"] else None)
 

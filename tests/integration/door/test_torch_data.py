@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import os
 import pickle
 import random
@@ -150,6 +151,9 @@ def test_a_run_that_is_resumed_goes_on_with_the_next_batch(
         assert taken(first, stop) == epochs[0][:stop]
         second.load_state_dict(pickle.loads(pickle.dumps(first.state_dict())))
         assert list(second) == epochs[0][stop:]
+        third = make()
+        third.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert list(third) == epochs[0][stop:], "from the metadata of a checkpoint"
     assert list(second) == epochs[1]
 
 
@@ -169,6 +173,9 @@ def test_a_state_of_something_else_is_refused(location_of: Callable[[str], str])
         Loader(data, 4).load_state_dict({})
     with pytest.raises(UsageError, match="rank 2 of 2"):
         Loader(data, 4, rank=2, world=2)
+    with pytest.raises(UsageError, match="in_order"):  # its state could not say which batches were returned
+        Loader(data, 4, workers=2, in_order=False)
+    Loader(Shards(location_of("shards")), 4, workers=2, in_order=False)
 
 
 def test_shards_are_what_their_tar_files_say(host: Host, location_of: Callable[[str], str]) -> None:
