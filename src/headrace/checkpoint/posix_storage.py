@@ -180,10 +180,11 @@ class PosixWriter:
             if len(data) % ALIGN_BYTES or offset % ALIGN_BYTES:
                 self._use_page_cache()
             while data:
+                was_direct = self._direct  # another thread may switch it during the call
                 try:
                     count = os.pwrite(self._fd, data, offset)
                 except OSError as error:
-                    if error.errno != errno.EINVAL or not self._direct:
+                    if error.errno != errno.EINVAL or not was_direct:
                         raise
                     self._use_page_cache()  # the device requires more alignment, or can't reach the memory
                     continue
