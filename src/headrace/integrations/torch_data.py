@@ -247,11 +247,20 @@ def samples_of(shard: memoryview, name: str) -> Iterator[dict[str, Any]]:
                     yield sample
                     sample = {}
                 sample["__key__"] = key
-                sample[extension.lower()] = shard[member.offset_data : member.offset_data + member.size]
+                sample[extension.lower()] = _body_of(member, tar, shard)
     except tarfile.TarError as error:
         raise UsageError(name, why=f"not a tar file: {error}") from None
     if sample:
         yield sample
+
+
+def _body_of(member: tarfile.TarInfo, tar: tarfile.TarFile, shard: memoryview) -> memoryview:
+    """Return the bytes of a file, in place where the shard has all of them: of a sparse file it has no holes."""
+    if member.issparse():
+        file = tar.extractfile(member)
+        assert file is not None
+        return memoryview(bytearray(file.read()))
+    return shard[member.offset_data : member.offset_data + member.size]
 
 
 class _Mapped(io.RawIOBase):
