@@ -24,6 +24,7 @@ from headrace.checkpoint import plan
 from headrace.checkpoint.memory import Bytes, page_aligned, touch
 from headrace.checkpoint.storage import ALIGN_BYTES
 from headrace.checkpoint.tensors import HostLeaf
+from headrace.checkpoint.worker_pool import WorkerPool
 
 
 @dataclass(slots=True)
@@ -99,7 +100,7 @@ class Arena:
 class Stager:
     """Copy leaves into slots in several threads, and emit each slot once its copies are done."""
 
-    def __init__(self, arena: Arena, copiers: ThreadPoolExecutor, *, chunk_bytes: int) -> None:
+    def __init__(self, arena: Arena, copiers: ThreadPoolExecutor | WorkerPool, *, chunk_bytes: int) -> None:
         self._arena = arena
         self._copiers = copiers
         self._chunk_bytes = chunk_bytes

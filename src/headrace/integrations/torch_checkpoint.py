@@ -19,7 +19,7 @@ import re
 import secrets
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -217,7 +217,11 @@ class HeadraceWriter(StorageWriter):
         handle, inbox = SaveHandle(attempt.step), SlotInbox(attempt.step, self._arena)
         job = SaveJob(handle, leaves, self._arena, self._options, pool, inbox)
         staging = threading.Thread(target=self._stage, args=(job, host_leaves), name="checkpoint-stage")
-        staging.start()
+        try:
+            staging.start()
+        except RuntimeError:  # the system refuses a thread
+            pool.close()
+            raise
         try:
             return parts.write(job, attempt, ["n"], base).part
         finally:
@@ -228,19 +232,20 @@ class HeadraceWriter(StorageWriter):
                 raise job.failure
 
     def _stage(self, job: SaveJob, host_leaves: list[HostLeaf]) -> None:
-        with ThreadPoolExecutor(self._options.copy_threads, "checkpoint-copy") as copiers:
-            stager = Stager(self._arena, copiers, chunk_bytes=self._options.chunk_bytes)
-            try:
+        try:
+            # a pool of concurrent.futures takes no work once the interpreter exits, as after an async_save
+            with closing(WorkerPool(self._options.copy_threads, "checkpoint-copy")) as copiers:
+                stager = Stager(self._arena, copiers, chunk_bytes=self._options.chunk_bytes)
                 job.inline = stager.stage(
                     host_leaves, job.inbox.put, lambda: job.inbox.put(StageEvent.STARVED)
                 )
-            except BaseException as error:
-                job.failure = error
-                job.inbox.put(StageEvent.CANCELLED)
-                if not isinstance(error, Exception):
-                    raise
-                log.debug("staging failed", exc_info=True)
-                return
+        except BaseException as error:
+            job.failure = error
+            job.inbox.put(StageEvent.CANCELLED)
+            if not isinstance(error, Exception):
+                raise
+            log.debug("staging failed", exc_info=True)
+            return
         job.inbox.put(StageEvent.STAGED)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlanner
@@ -20,14 +22,16 @@ def saved(writer: HeadraceWriter, step: int, value: float, *, caches: bool = Fal
     """Save a state of which most is the same at each step, and return it."""
     state = {"steady": torch.arange(50_000.0), "weights": torch.full((30_000,), value)}
     planner = DefaultSavePlanner(enable_plan_caching=caches)
-    dcp.save(state, checkpoint_id=str(step), storage_writer=writer, planner=planner, no_dist=True)
+    state_dict_saver.save(
+        state, checkpoint_id=str(step), storage_writer=writer, planner=planner, no_dist=True
+    )
     return state
 
 
 def assert_loads(folder: Path, step: int, state: dict[str, Any]) -> None:
     target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     reader = HeadraceReader(str(folder))
-    dcp.load(target, checkpoint_id=str(step), storage_reader=reader, no_dist=True)
+    state_dict_loader.load(target, checkpoint_id=str(step), storage_reader=reader, no_dist=True)
     assert all(torch.equal(target[name], state[name]) for name in state)
 
 
@@ -62,3 +66,30 @@ def test_a_training_that_continues_from_an_earlier_checkpoint_keeps_its_own(tmp_
         state = saved(writer, step, step)
         assert steps(PosixStorage(str(tmp_path))) == [step, 900]
         assert_loads(tmp_path, step, state)
+
+
+LAST_SAVE = """
+import concurrent.futures.thread, sys, time
+import torch, torch.distributed.checkpoint as dcp
+from headrace.integrations.torch_checkpoint import HeadraceWriter
+
+class LateWriter(HeadraceWriter):
+    def write_data(self, plan, planner):
+        end_s = time.monotonic() + 60
+        while not concurrent.futures.thread._shutdown and time.monotonic() < end_s:
+            time.sleep(0.01)
+        return super().write_data(plan, planner)
+
+dcp.async_save(
+    {"w": torch.arange(50_000.0)}, checkpoint_id="1", storage_writer=LateWriter(sys.argv[1]), no_dist=True
+)
+"""
+
+
+def test_an_async_save_goes_on_while_the_interpreter_exits(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LAST_SAVE, str(tmp_path)], capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    assert steps(PosixStorage(str(tmp_path))) == [1], done.stderr
+    assert_loads(tmp_path, 1, {"w": torch.arange(50_000.0)})
