@@ -14,7 +14,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from datetime import UTC, datetime
 from typing import Any
 
@@ -515,7 +515,8 @@ class _FileThreads:
     def batch(self, callback: Any) -> Iterator[None]:
         """Wait on exit for all calls of the block; raise the first error once no call is running.
 
-        With a callback, which follows each file, the calls run one after the other.
+        Ctrl-C, or an exception of the block itself, cancels the calls that wait for a thread. With a callback, which
+        follows each file, the calls run one after the other.
         """
         if callback is not DEFAULT_CALLBACK or getattr(self._local, "calls", None) is not None:
             yield
@@ -524,9 +525,15 @@ class _FileThreads:
         self._local.calls = calls
         try:
             yield
+            wait(calls)
+        except BaseException:
+            for call in calls:
+                call.cancel()
+            raise
         finally:
             self._local.calls = None
-            errors = [error for call in calls if (error := call.exception()) is not None]
+            wait(calls)
+        errors = [error for call in calls if (error := call.exception()) is not None]
         if errors:
             raise errors[0]
 
