@@ -166,6 +166,7 @@ class Saver:
             if self._last is not None:
                 self._last.join()
             self._copiers.shutdown()
+            self._arena.clear()
 
     def __enter__(self) -> Saver:
         return self

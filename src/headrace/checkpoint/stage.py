@@ -83,6 +83,12 @@ class Arena:
             self._free.append(slot)
             self._changed.notify()
 
+    def clear(self) -> None:
+        """Free the memory of all free slots."""
+        with self._changed:
+            self._slot_count -= len(self._free)
+            self._free.clear()
+
     def _new(self) -> Slot:
         with self._changed:
             self._slot_count += 1
