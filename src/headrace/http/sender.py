@@ -12,6 +12,8 @@ import ipaddress
 
 from headrace.http.messages import Request
 
+HOST_CHARACTERS_MAX = 253 + len(":65535")
+"""Longest name and port. A longer text is not looked up, because any client can send it, and the result is kept."""
 _OF_PAGES = ("cross-site", "same-site")
 
 
@@ -24,7 +26,7 @@ def sender_refusal(request: Request, domains: tuple[str, ...], *, loopback: bool
     if headers.get("sec-fetch-site", "") in _OF_PAGES:
         return "requests of web pages are refused (Sec-Fetch-Site)"
     host = headers.get("host", "")
-    if loopback and host and not _is_own(host, domains):
+    if loopback and host and (len(host) > HOST_CHARACTERS_MAX or not _is_own(host, domains)):
         return f"this host has no name {host[:80]!r}"
     return ""
 

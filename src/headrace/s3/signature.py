@@ -26,6 +26,8 @@ SKEW_S_MAX = 900
 """Most seconds between the time of a signature and this host's clock."""
 EXPIRES_S_MAX = 7 * 86400
 """Longest validity of a presigned URL, in seconds."""
+REGION_CHARACTERS_MAX = 64
+DATE_CHARACTERS = len("YYYYMMDDThhmmssZ")
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 UNSIGNED = "UNSIGNED-PAYLOAD"
 PAYLOAD_KEYWORDS = (
@@ -130,7 +132,9 @@ def _claim(
     is_kept = len(credential) + len(headers) <= KEPT_CHARACTERS_MAX
     parse = _parsed_scope if is_kept else _parsed_scope.__wrapped__
     access_key, date, region, names = parse(credential, headers, error_code)
-    if seconds_of(amz_date) is None or not amz_date.startswith(date):
+    # the length first, as `seconds_of` keeps what it parses, and any client can send it
+    is_date = len(amz_date) == DATE_CHARACTERS and seconds_of(amz_date) is not None
+    if not is_date or not amz_date.startswith(date):
         raise S3Error("AccessDenied", "x-amz-date must be YYYYMMDDThhmmssZ, of the date of the credential")
     return SignatureFields(access_key, date, region, names, signature, amz_date, expires_s)
 
@@ -139,11 +143,14 @@ def _claim(
 def _parsed_scope(credential: str, headers: str, error_code: str) -> tuple[str, str, str, tuple[str, ...]]:
     """Return access key, date, region and the names of the signed headers. Cached, because a client repeats them."""
     words = credential.rsplit("/", 4)
-    if len(words) != 5 or words[3:] != ["s3", "aws4_request"] or not words[2].isascii():
+    is_region = len(words) == 5 and words[2].isascii() and len(words[2]) <= REGION_CHARACTERS_MAX
+    if not is_region or words[3:] != ["s3", "aws4_request"]:
         raise S3Error(error_code, "Credential must be ACCESS_KEY/YYYYMMDD/REGION/s3/aws4_request")
     names = tuple(headers.lower().split(";"))
     if "host" not in names:
         raise S3Error(error_code, "host must be among the signed headers")
+    if len(set(names)) < len(names):  # the text to sign would have the value of a header thousands of times
+        raise S3Error(error_code, "a header is named twice among the signed headers")
     return words[0], words[1], words[2], names
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from headrace.http.body import Stream, http_chunks
 from headrace.http.errors import BadRequestError, HttpFault
-from headrace.http.messages import Response, parse_head, render_head
+from headrace.http.messages import FIELDS_MAX, Response, parse_head, render_head
+from headrace.http.sender import sender_refusal
 
 DATA = bytes(range(256)) * 40
 
@@ -30,6 +31,29 @@ def test_what_is_no_request(head: bytes) -> None:
     with pytest.raises(BadRequestError) as raised:
         parse_head(head)
     assert raised.value.fault == HttpFault.NO_REQUEST
+
+
+def test_a_head_has_so_many_headers_and_parameters() -> None:
+    headers = b"".join(b"a%d: b\r\n" % number for number in range(FIELDS_MAX - 1))
+    query = b"&".join([b"a"] * FIELDS_MAX)
+    request = parse_head(b"GET /?" + query + b" HTTP/1.1\r\nHost: h\r\n" + headers + b"\r\n")
+    assert (len(request.query), len(request.headers)) == (FIELDS_MAX, FIELDS_MAX)
+    for head, fault in (
+        (b"GET / HTTP/1.1\r\nHost: h\r\nb: c\r\n" + headers + b"\r\n", HttpFault.HEAD_TOO_LARGE),
+        (b"GET /?" + query + b"&a HTTP/1.1\r\nHost: h\r\n\r\n", HttpFault.NO_REQUEST),
+        (b"GET / HTTP/1.1\r\nHost: h\r\n" + b"a:\r\n" * FIELDS_MAX + b"\r\n", HttpFault.HEAD_TOO_LARGE),
+    ):
+        with pytest.raises(BadRequestError) as raised:
+            parse_head(head)
+        assert raised.value.fault == fault
+
+
+def test_a_host_that_is_too_long_for_a_name_is_none_of_this_host() -> None:
+    request = parse_head(b"GET / HTTP/1.1\r\nHost: " + b"a." * 200 + b"localhost\r\n\r\n")
+    assert sender_refusal(request, (), loopback=True)
+    assert not sender_refusal(
+        parse_head(b"GET / HTTP/1.1\r\nHost: a.localhost:9000\r\n\r\n"), (), loopback=True
+    )
 
 
 def test_repeated_headers_and_names_that_are_not_utf8() -> None:

@@ -206,3 +206,25 @@ def test_headers_that_somebody_added() -> None:
     with pytest.raises(S3Error) as raised:
         signature.check_headers(request, claim)
     assert raised.value.code == "AccessDenied"
+
+
+def test_a_header_counts_once_in_the_text_that_is_signed() -> None:
+    """A head of 64 KiB that named one long header thousands of times made a text of hundreds of MiB."""
+    _, headers, value = HEADER_EXAMPLES["get an object"]
+    repeated = ";".join(["host", "x-a", *["x-a"] * 1000])
+    text = f"AWS4-HMAC-SHA256 Credential={SCOPE}, SignedHeaders={repeated}, Signature={value}"
+    with pytest.raises(S3Error) as raised:
+        signature.claim_of(request_of("GET /x", {**headers, "x-a": "a" * 1000, "Authorization": text}))
+    assert raised.value.code == "AuthorizationHeaderMalformed"
+
+
+def test_no_cache_keeps_long_texts_of_strangers() -> None:
+    _, headers, value = HEADER_EXAMPLES["get an object"]
+    kept = signature.seconds_of.cache_info().currsize
+    for date, region in (("20130524T000000Z" + "0" * 10_000, "x"), ("20130524T000000Z", "x" * 65)):
+        credential = f"{ACCESS}/20130524/{region}/s3/aws4_request"
+        text = f"AWS4-HMAC-SHA256 Credential={credential}, SignedHeaders=host, Signature={value}"
+        with pytest.raises(S3Error) as raised:
+            signature.claim_of(request_of("GET /x", {**headers, "x-amz-date": date, "Authorization": text}))
+        assert raised.value.code in ("AccessDenied", "AuthorizationHeaderMalformed")
+    assert signature.seconds_of.cache_info().currsize == kept
