@@ -17,6 +17,7 @@ from datetime import datetime
 import msgspec
 
 from headrace.base.decoding import decode_json
+from headrace.http.body import GATHER_BYTES
 from headrace.s3 import signature
 from headrace.s3.body import OBJECT_BYTES_MAX
 from headrace.s3.errors import UNKNOWN_KEY, WRONG_SIGNATURE, S3Error
@@ -58,6 +59,8 @@ class Form:
         self._pieces = pieces
         self._boundary = b"\r\n--" + (match[1] or match[2]).encode("utf-8", "surrogateescape")
         self._buffer = b"\r\n"
+        self._received_bytes = 0
+        self._is_at_file = False
         self.fields: dict[str, str] = {}
         self.file_name = ""
         self._read_fields()
@@ -86,16 +89,13 @@ class Form:
         while True:
             name, file_name = self._head()
             if name == "file":
-                self.file_name = file_name
+                self.file_name, self._is_at_file = file_name, True
                 return
             parts = []
             for piece in self._to_boundary():
                 size += len(piece)
                 if size > FIELDS_BYTES_MAX:
-                    raise S3Error(
-                        "MaxPostPreDataLengthExceededError",
-                        "Your POST request fields preceding the upload file were too large.",
-                    )
+                    raise _too_much_before_the_file()
                 parts.append(piece)
             if name in self.fields or len(self.fields) >= FIELDS_MAX:
                 raise _malformed(f"the field {name[:80]} occurs twice, or there are too many fields")
@@ -133,9 +133,14 @@ class Form:
             yield piece
 
     def _read_more(self) -> None:
+        """Receive the next piece. The server calls with GATHER_BYTES of the body. No thread waits for more before the
+        fields have shown who the sender is."""
+        if not self._is_at_file and self._received_bytes >= GATHER_BYTES:
+            raise _too_much_before_the_file()
         piece = next(self._pieces, b"")
         if not piece:
             raise _malformed("the form ends before its last boundary")
+        self._received_bytes += len(piece)
         self._buffer += piece
 
 
@@ -243,6 +248,13 @@ def _text(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError:
         raise _malformed("a field is not UTF-8") from None
+
+
+def _too_much_before_the_file() -> S3Error:
+    return S3Error(
+        "MaxPostPreDataLengthExceededError",
+        "Your POST request fields preceding the upload file were too large.",
+    )
 
 
 def _malformed(why: str) -> S3Error:

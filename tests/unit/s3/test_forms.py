@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from headrace.http.body import GATHER_BYTES
 from headrace.s3 import signature
 from headrace.s3.errors import STATUS, S3Error
-from headrace.s3.forms import FIELDS_BYTES_MAX, Form, LengthLimits, check_policy, check_signature
+from headrace.s3.forms import FIELDS_BYTES_MAX, FIELDS_MAX, Form, LengthLimits, check_policy, check_signature
 
 BOUNDARY = "xYzZY"
 KIND = f"multipart/form-data; boundary={BOUNDARY}"
@@ -102,6 +103,22 @@ def test_a_form_without_a_file_with_too_much_before_it_and_cut_off() -> None:
     body = body_of([("key", "a")])
     cut = Form(iter([body[: body.rindex(b"data\r\n") + 2]]), KIND)
     assert code_of(lambda: list(cut.file(LengthLimits()))) == "MalformedPOSTRequest"
+
+
+def test_no_thread_waits_for_the_fields_of_a_form() -> None:
+    """Names without values: the sender is unknown until the last of them, and may send no more."""
+    head = f'Content-Disposition: form-data; name="x-ignore-{"a" * 400}{{}}"\r\n\r\n\r\n'
+    body = "".join(f"--{BOUNDARY}\r\n{head.format(number)}" for number in range(FIELDS_MAX)).encode()
+    assert len(body) > GATHER_BYTES
+
+    def received() -> Iterator[bytes]:
+        yield body[:GATHER_BYTES]
+        raise AssertionError("the form waits for more")
+
+    assert code_of(Form, received(), KIND) == "MaxPostPreDataLengthExceededError"
+    arrived = body_of([("key", "a")], b"data" * GATHER_BYTES)
+    form = Form(iter([arrived[:GATHER_BYTES], arrived[GATHER_BYTES:]]), KIND)
+    assert b"".join(form.file(LengthLimits())) == b"data" * GATHER_BYTES
 
 
 @pytest.mark.parametrize(
