@@ -22,6 +22,9 @@ _SPECIAL = re.compile('[&<>"\x00-\x1f\x7f]')
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}
 NAMES_MAX = 1000
 PARTS_MAX = 10_000
+ELEMENTS_MAX = 12 * PARTS_MAX
+"""Most elements of a body. A completion names up to nine for a part. A body of 8 MiB could have two million, which
+need some 500 MiB."""
 
 
 def element(name: str, *content: str) -> str:
@@ -123,9 +126,25 @@ def read_tags(body: bytes) -> list[tuple[str, str]]:
     return tags
 
 
+class _LimitedBuilder(ElementTree.TreeBuilder):
+    """Builds the elements of a body. Raises MalformedXML for too many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._count = 0
+
+    def start(self, tag: str, attrs: dict[str, str], /) -> ElementTree.Element:
+        self._count += 1
+        if self._count > ELEMENTS_MAX:
+            raise _malformed(f"more than {ELEMENTS_MAX} elements")
+        return super().start(tag, attrs)
+
+
 def _parse(body: bytes, name: str) -> ElementTree.Element:
     try:
-        root: ElementTree.Element = defusedxml.ElementTree.fromstring(body, forbid_dtd=True)
+        parser = defusedxml.ElementTree.DefusedXMLParser(target=_LimitedBuilder(), forbid_dtd=True)
+        parser.feed(body)
+        root: ElementTree.Element = parser.close()
     except defusedxml.DefusedXmlException:  # no client sends a DOCTYPE
         raise _malformed("declarations are not supported") from None
     except (ElementTree.ParseError, ValueError, LookupError) as error:  # the last two: of the encoding

@@ -9,6 +9,7 @@ import pytest
 from headrace.base.errors import error_classes
 from headrace.http.errors import HttpFault
 from headrace.s3 import xml
+from headrace.s3.checksums import ALGORITHMS
 from headrace.s3.conditions import check_read, check_write, range_of
 from headrace.s3.errors import ERROR_MAP, FAULT_MAP, STATUS, S3Error
 from headrace.s3.objects import content_type, copy_source, is_of_bytes
@@ -181,6 +182,16 @@ def test_xml_in() -> None:
 def test_xml_that_is_none(body: bytes) -> None:
     with pytest.raises(S3Error) as raised:
         xml.read_delete(body)
+    assert raised.value.code == "MalformedXML"
+
+
+def test_xml_of_as_many_elements_as_a_completion_needs() -> None:
+    names = ("PartNumber", "ETag", "Size", *(f"Checksum{name.upper()}" for name in ALGORITHMS))
+    part = "".join(f"<{name}>1</{name}>" for name in names)
+    whole = f"<CompleteMultipartUpload>{f'<Part>{part}</Part>' * xml.PARTS_MAX}</CompleteMultipartUpload>"
+    assert len(xml.read_complete(whole.encode())) == xml.PARTS_MAX
+    with pytest.raises(S3Error, match="elements") as raised:
+        xml.read_complete(f"<CompleteMultipartUpload>{'<a/>' * xml.ELEMENTS_MAX}".encode())
     assert raised.value.code == "MalformedXML"
 
 
