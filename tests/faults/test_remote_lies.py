@@ -7,13 +7,14 @@ import itertools
 import json
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 
 import pytest
 import xxhash
 
-from headrace.base.errors import HeadraceError, VersionChangedError
+from headrace.base.errors import HeadraceError, ProtocolError, VersionChangedError
 from headrace.http.node_connection import Address
 from headrace.vfs.remote.cluster_client import STEP_BYTES, ClusterClient
 from headrace.vfs.remote.remote_vfs import RemoteVfs
@@ -49,18 +50,29 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["content-length"]))
         self.say(404, b"{}")
 
-    def part(self, start: int, end: int, body: bytes, *, sums: str | None = None, length: int = 0) -> None:
+    def part(
+        self,
+        start: int,
+        end: int,
+        body: bytes,
+        *,
+        sums: str | None = None,
+        length: int = 0,
+        size: int = len(DATA),
+    ) -> None:
         checksums = sums_of(DATA[start:end], start) if sums is None else sums
         self.send_response(206)
-        self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(DATA)}")
+        self.send_header("Content-Range", f"bytes {start}-{end - 1}/{size}")
         self.send_header("ETag", '"v1"')
         self.send_header("headrace-checksums", checksums)
         self.send_header("Content-Length", str(length or len(body)))
         self.end_headers()
         self.wfile.write(body)
 
-    def say(self, status: int, body: bytes) -> None:
+    def say(self, status: int, body: bytes, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -112,7 +124,21 @@ def hung_up(handler: Handler, start: int, end: int) -> None:
     handler.wfile.close()
 
 
-LIES = (rotten, without_sums, elsewhere, cut_short, less, nonsense, all_of_it, hung_up)
+def beyond_without_a_size(handler: Handler, start: int, end: int) -> None:
+    handler.say(416, b"")
+
+
+def shrunk(handler: Handler, start: int, end: int) -> None:
+    """True bytes, of a file that ends in the middle of the range."""
+    middle = (start + end) // 2
+    handler.part(start, middle, DATA[start:middle], size=middle)
+
+
+def ended(handler: Handler, start: int, end: int) -> None:
+    handler.say(416, b"", {"Content-Range": "bytes */0"})
+
+
+LIES = (rotten, without_sums, elsewhere, cut_short, less, nonsense, all_of_it, hung_up, beyond_without_a_size)
 
 
 @pytest.fixture
@@ -145,6 +171,21 @@ def test_a_lie_is_an_error_and_another_node_is_asked(
     for _ in range(3):  # whichever is home
         for start, end in ((0, len(DATA)), (5, 1000), (MIB - 3, MIB + 3), (len(DATA) - 1, len(DATA) + 9)):
             assert both.read(b"/f", start, end) == DATA[start:end]
+    liar.close()
+    both.close()
+
+
+@pytest.mark.parametrize("lie", [shrunk, ended], ids=lambda lie: lie.__name__)
+def test_a_known_version_has_all_its_bytes(serve: Callable[[Lie | None], Address], lie: Lie) -> None:
+    """A part that is missing would be read as zeros."""
+    liar = ClusterClient([serve(lie)], None, patience_s=0)
+    both = ClusterClient([serve(lie), serve(None)], None, patience_s=0)
+    target = bytearray(995)
+    with pytest.raises(ProtocolError):
+        liar.fetch(b"/f", 5, 1000, etag='"v1"', into=memoryview(target))
+    for _ in range(3):  # whichever is home
+        both.fetch(b"/f", 5, 1000, etag='"v1"', into=memoryview(target))
+        assert bytes(target) == DATA[5:1000]
     liar.close()
     both.close()
 

@@ -83,7 +83,7 @@ class LocalVfs(VfsReader):
 
     def append(self, path: bytes, *, is_broken_off: Callable[[], bool] = lambda: False) -> WriteStream:
         """Append as `Vfs` defines. If the stream is abandoned, its bytes are cut off again, unless another writer
-        appended after them."""
+        appended in the meantime, whose bytes may be among them."""
         fd, real_path, is_new = self.open_in_place(path, 0)
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
         size_before = os.lseek(fd, 0, os.SEEK_END)
@@ -93,13 +93,18 @@ class LocalVfs(VfsReader):
 
         def abandon(fd: int) -> None:
             with contextlib.suppress(FileNotFoundError):
-                if is_new and os.fstat(fd).st_size <= os.lseek(fd, 0, os.SEEK_CUR):
+                if os.fstat(fd).st_size != size_before + stream.written_bytes:
+                    finish(fd)
+                elif is_new:
                     self.remove(real_path)
-                elif os.fstat(fd).st_size <= os.lseek(fd, 0, os.SEEK_CUR):
+                else:
                     os.ftruncate(fd, size_before)
                     finish(fd)
 
-        return WriteStream(fd, os.fsdecode(path), finish=finish, abandon=abandon, is_broken_off=is_broken_off)
+        stream = WriteStream(
+            fd, os.fsdecode(path), finish=finish, abandon=abandon, is_broken_off=is_broken_off
+        )
+        return stream
 
     def open_in_place(self, path: bytes, flags: int) -> tuple[int, bytes, bool]:
         """Open the file to which a path leads. Return a descriptor for reads and writes, the real path, and whether the

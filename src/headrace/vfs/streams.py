@@ -12,6 +12,7 @@ import io
 import os
 import stat
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from headrace.base.cancel import Cancel
 from headrace.base.errors import NotSupportedError, OriginError
@@ -19,6 +20,9 @@ from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.client.file import OpenFile
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.marks import is_whiteout
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 STEP_BYTES = 8 * BLOCK_SIZE_BYTES
 """Bytes that a read of an incomplete file waits for at once."""
@@ -223,6 +227,17 @@ class ReadStream(io.BufferedReader):
             super().__init__(_Filling(content, name))
 
 
+class _CountedFile(io.FileIO):
+    """Counts the bytes that were written through it."""
+
+    written_bytes = 0
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        count = super().write(data)
+        self.written_bytes += count or 0
+        return count
+
+
 class WriteStream(io.BufferedWriter):
     """Writes to a descriptor, which it owns. finish is called once with the descriptor, when all bytes are in the
     file; `close` raises its errors. abandon is called instead, where the file is discarded. commits: False for a
@@ -239,14 +254,19 @@ class WriteStream(io.BufferedWriter):
         commits: bool = True,
         is_broken_off: Callable[[], bool] = lambda: False,
     ) -> None:
-        raw = io.FileIO(fd, "wb", closefd=False)
-        raw.name = name
-        super().__init__(raw, WRITE_BUFFER_BYTES)
+        self._file = _CountedFile(fd, "wb", closefd=False)
+        self._file.name = name
+        super().__init__(self._file, WRITE_BUFFER_BYTES)
         self._fd = fd
         self._finish, self._abandon = finish, abandon
         self._commits = commits
         self._process = os.getpid()
         self._is_broken_off = is_broken_off
+
+    @property
+    def written_bytes(self) -> int:
+        """Return how many bytes this stream has written to the file."""
+        return self._file.written_bytes
 
     def fileno(self) -> int:
         """Return the descriptor after a flush, because the caller means to sync the file."""

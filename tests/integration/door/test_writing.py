@@ -304,6 +304,18 @@ def test_what_is_appended_stays_behind_what_was_there(make_door: MakeDoor) -> No
             other.write(b"of somebody else\n")
         raise KeyError
     assert fs.cat("/log").splitlines()[100:] == [b"is not cut off", b"of somebody else"]
+    with pytest.raises(KeyError), fs.open("/log", "ab") as appender:
+        with fs.open("/log", "ab") as other:
+            other.write(b"of somebody before\n")
+        appender.write(b"is not cut off, either\n")
+        appender.flush()
+        raise KeyError
+    assert fs.cat("/log").splitlines()[102:] == [b"of somebody before", b"is not cut off, either"]
+    with pytest.raises(KeyError), fs.open("/log", "ab") as appender:
+        appender.write(b"is cut off")
+        appender.flush()
+        raise KeyError
+    assert len(fs.cat("/log").splitlines()) == 104
     settled(host)
     assert tree_of(host.truth) == seen_by(fs)
 

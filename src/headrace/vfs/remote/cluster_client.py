@@ -201,8 +201,9 @@ class ClusterClient:
     def fetch(
         self, path: bytes, start: int, end: int, *, etag: str = "", into: memoryview | None = None
     ) -> Fetched:
-        """Fetch bytes start..end, at most STEP_BYTES, from an owner if possible. etag: only of that version.
-        Raises VersionChangedError where no node has it. into: the target of the bytes, instead of a new buffer."""
+        """Fetch bytes start..end, at most STEP_BYTES, from an owner if possible. etag: only of that version, whose size
+        the caller knows: fewer bytes are an error. Raises VersionChangedError where no node has it. into: the target of
+        the bytes, instead of a new buffer."""
         headers = {SUMS_HEADER: SUMS_WORD, "range": f"bytes={start}-{end - 1}"}
         if etag:
             headers["if-match"] = etag
@@ -212,8 +213,7 @@ class ClusterClient:
             if answer.status == 416:
                 answer.read()
                 self._release(node, link)
-                size = int(answer.header("content-range").rpartition("/")[2])
-                return Fetched(b"", size, etag)
+                return Fetched(b"", _size_beyond(node.address.who, answer), etag)
             if answer.status != 206:
                 raise self._error(node, answer, link)
             try:
@@ -228,7 +228,15 @@ class ClusterClient:
             self._release(node, link)
             return fetched
 
-        return self._first(self._order(path, start), receive, missing_of_home=True)
+        def receive_all(node: ClusterNode) -> Fetched:
+            fetched = receive(node)
+            if etag and len(fetched.data) < end - start:
+                raise ProtocolError(
+                    node.address.who, why="it sends fewer bytes than the version of the file has"
+                )
+            return fetched
+
+        return self._first(self._order(path, start), receive_all, missing_of_home=True)
 
     def _start_fsck(self, node: ClusterNode, path: bytes) -> None:
         """Make the node compare its copy with its checksums, and drop bad blocks. Does not wait."""
@@ -456,6 +464,14 @@ def _word(value: Word) -> bytes:
     if isinstance(value, bool):
         return b"true" if value else b"false"
     return value if isinstance(value, bytes) else os.fsencode(str(value))
+
+
+def _size_beyond(who: str, answer: HttpResponse) -> int:
+    """Return the size of a file that ends before the requested range. Raises ProtocolError."""
+    try:
+        return int(answer.header("content-range").rpartition("/")[2])
+    except ValueError:
+        raise ProtocolError(who, why="its answer lacks a valid content-range") from None
 
 
 def _received(who: str, answer: HttpResponse, start: int, end: int, into: memoryview | None) -> Fetched:
