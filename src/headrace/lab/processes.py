@@ -140,7 +140,9 @@ def _wait_for_end(pid: int, within_s: float) -> None:
     except OSError:
         return
     try:
-        select.select([pidfd], [], [], within_s)
+        watched = select.poll()  # not select.select: a program may have descriptors above 1023
+        watched.register(pidfd, select.POLLIN)
+        watched.poll(within_s * 1000)
         _reap(pid)
     finally:
         os.close(pidfd)
