@@ -43,6 +43,11 @@ def check_volumes(folders: Sequence[str]) -> None:
             )
 
 
+def has_several_volumes(folder: str) -> bool:
+    """Return whether the cache of a volume has, or had, other volumes. Raises StoreError."""
+    return bool(_owner(folder))
+
+
 def _owner(folder: str) -> str:
     """Return the id of a volume's cache; "" if it has none, or a damaged one."""
     try:

@@ -15,6 +15,7 @@ from headrace.base.errors import MountError
 from headrace.base.mount_api import attach, closing_descriptor, detach, detached_directory
 from headrace.base.mount_table import MountTableRow, mount_table
 from headrace.cli.render import warn
+from headrace.cli.repeated_failure import RepeatedFailure
 from headrace.fuse.mount import keep_mountpoints
 
 if TYPE_CHECKING:
@@ -69,18 +70,16 @@ class ExclusiveWatch:
     def __init__(self, mounts: ExclusiveMounts, mountpoint: str) -> None:
         self._mounts = mounts
         self._mountpoint = mountpoint
-        self._failed = ""
+        self._failure = RepeatedFailure()
 
     def look(self) -> None:
         """Mount what is not mounted; stderr names it, and a failure once."""
         try:
             for place in self._mounts.mount(self._mountpoint):
                 warn(f"the exclusive directory {place} was unmounted; it is mounted again")
-            self._failed = ""
+            self._failure.end()
         except (MountError, OSError) as error:
-            if str(error) != self._failed:
-                self._failed = str(error)
-                warn(self._failed)
+            self._failure.report(str(error))
 
 
 def unmount_exclusive(mountpoint: str) -> None:

@@ -17,6 +17,7 @@ from headrace.base.logs import log_to_stderr
 from headrace.base.missing_extras import require
 from headrace.cli.process import Child, start_gateway
 from headrace.cli.render import print_json, say, warn
+from headrace.cli.repeated_failure import RepeatedFailure
 from headrace.cli.state import RunState, make_run_folder, remove_state, write_state
 from headrace.config.schema import Config
 
@@ -87,7 +88,7 @@ class KeptGateway:
         self.child = self._start()
         self.again_at_s: float | None = None
         self._running = True
-        self._failure = ""
+        self._failure = RepeatedFailure()
 
     def _start(self) -> Child:
         return start_gateway(self.kind.name, self.kind.word, self._config, self._socket, self._log_path)
@@ -120,12 +121,12 @@ class KeptGateway:
         try:
             self.child, self._running = self._start(), True
         except OSError as error:
-            if str(error) != self._failure:
-                self._failure = str(error)
-                warn(f"the {self.kind.name} can't be started: {error} (tried every {PAUSE_S:.0f} s)")
+            line = f"the {self.kind.name} can't be started: {error} (tried every {PAUSE_S:.0f} s)"
+            self._failure.report(str(error), line)
             self.again_at_s = time.monotonic() + PAUSE_S
         else:
-            self.again_at_s, self._failure = None, ""
+            self.again_at_s = None
+            self._failure.end()
 
     def stop(self, patience_s: float = STOP_S) -> None:
         if self._running:

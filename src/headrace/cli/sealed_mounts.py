@@ -18,6 +18,7 @@ from headrace.base.errors import (
 from headrace.base.mount_table import mount_table
 from headrace.base.namespace_path import is_at_or_below
 from headrace.cli.render import warn
+from headrace.cli.repeated_failure import RepeatedFailure
 from headrace.fuse.mount import keep_mountpoints
 
 if TYPE_CHECKING:
@@ -26,26 +27,9 @@ if TYPE_CHECKING:
     from headrace.seal.catalogue import Catalogue, Place, SealId, SealRecord
 
 
+BUSY = "another command mounts a seal"
 RETRY_S_MAX = 8.0
 """Longest pause, in seconds, before a mount that failed is tried again. The first pause is one second."""
-
-
-def restore(state: RunState) -> None:
-    """Mount the seals of a node at their places again, after `up` started it. A seal that can't be mounted stays
-    unmounted, and stderr names it."""
-    if os.geteuid() != 0 or not state.cache:
-        return
-    node = SealNode(state.socket, "/", state.cache, [state], is_running=True)
-    places = [
-        (place, seal)
-        for place, seal in node.known_places()
-        if not place.in_place or _is_below(place.mountpoint, state.mountpoint)
-    ]
-    for place, seal in reversed(places):  # inner ones first: readers of them never meet the one around them
-        with suppress(HeadraceError, OSError):
-            node.mount_again(seal, place)
-    for place, seal in places:  # the path of an inner one may exist in the one around it only
-        node.try_mount(seal, place)
 
 
 class _Retry(NamedTuple):
@@ -61,7 +45,8 @@ class SealMounts:
 
     It mounts an automatic seal in place as soon as the node has made it. It mounts a lazy seal again after its layer
     died, or when the seal lacks fewer files than before. A mount that failed is tried again after growing pauses.
-    state: the state of the command that runs the node.
+    It waits for no other command that mounts a seal, because the user may have stopped that command. state: the state
+    of the command that runs the node.
     """
 
     def __init__(self, state: RunState) -> None:
@@ -69,27 +54,58 @@ class SealMounts:
         self._known: set[SealId] = set()
         self._lazy: set[SealId] = set()
         self._retries: dict[SealId, _Retry] = {}
-        self._unreadable = ""
+        self._waiting: list[tuple[Place, SealId]] = []
+        """Places of an earlier `up` where seals are mounted as soon as no other command mounts one."""
+        self._unreadable = RepeatedFailure()
+
+    def restore(self) -> None:
+        """Mount the seals of the node at their places again, after `up` started it. A seal that can't be mounted stays
+        unmounted, and stderr names it; while another command mounts a seal, `check` tries again."""
+        node = self._node()
+        if node is None:
+            return
+        try:
+            places = node.known_places()
+        except OSError as error:
+            self._warn_unreadable(error)
+            return
+        top = self._state.mountpoint
+        wanted = [row for row in places if not row[0].in_place or _is_below(row[0].mountpoint, top)]
+        self._waiting = _mount_again(node, wanted, is_first=True)
 
     def check(self) -> None:
         """Mount the seals that need it. Stderr names a failure once for each reason. Blocks on the disk, and on the
         start of a layer."""
-        state = self._state
-        if os.geteuid() != 0 or not state.cache:
+        node = self._node()
+        if node is None:
             return
-        node = SealNode(state.socket, "/", state.cache, [state], is_running=True, waits=False)
         try:
             seals = set(node.catalogue.seals())
         except OSError as error:
-            self._warn_unreadable(str(error))
+            self._warn_unreadable(error)
             return
-        self._unreadable = ""
+        self._unreadable.end()
+        if self._waiting:
+            waiting = [(place, seal) for place, seal in self._waiting if _has_place(node, seal, place)]
+            self._waiting = _mount_again(node, waiting, is_first=False)
         self._lazy &= seals
         self._retries = {seal: retry for seal, retry in self._retries.items() if seal in seals}
         for seal in sorted((seals - self._known) | self._lazy):
             if seal not in self._retries or time.monotonic() >= self._retries[seal].at_s:
                 self._mount(node, seal)
         self._known = seals - self._retries.keys()
+
+    def _node(self) -> SealNode | None:
+        """Return the node of the state; None where this process can't mount its seals."""
+        state = self._state
+        if os.geteuid() != 0 or not state.cache:
+            return None
+        return SealNode(state.socket, "/", state.cache, [state], is_running=True, waits=False)
+
+    def _warn_unreadable(self, error: OSError) -> None:
+        """Say once why the directory of the seals can't be read. Its disk may be broken; all else continues."""
+        line = f"the seals can't be read: {error} (tried again every second)"
+        self._unreadable.report(str(error), line)
 
     def _mount(self, node: SealNode, seal: SealId) -> None:
         try:
@@ -113,11 +129,34 @@ class SealMounts:
         pause_s = min(RETRY_S_MAX, 2.0 ** min(before.times, 8))
         self._retries[seal] = _Retry(failures, before.times + 1, time.monotonic() + pause_s)
 
-    def _warn_unreadable(self, why: str) -> None:
-        """Say once why the directory of the seals can't be read. Its disk may be broken; all else continues."""
-        if why != self._unreadable:
-            self._unreadable = why
-            warn(f"the seals can't be read: {why} (tried again every second)")
+
+def _mount_again(
+    node: SealNode, places: list[tuple[Place, SealId]], *, is_first: bool
+) -> list[tuple[Place, SealId]]:
+    """Mount seals at places that they had before, outer places first. Return those that wait for another command, which
+    stderr names the first time only."""
+    for place, seal in reversed(places):  # inner ones first: readers of them never meet the one around them
+        with suppress(HeadraceError, OSError):
+            node.mount_again(seal, place)
+    waiting = []
+    for place, seal in places:  # the path of an inner one may exist in the one around it only
+        try:
+            node.mount_again(seal, place)
+        except (HeadraceError, OSError) as error:
+            is_busy = isinstance(error, MountError) and error.why == BUSY
+            waiting += [(place, seal)] * is_busy
+            if is_first or not is_busy:
+                again = " (tried again every second)" * is_busy
+                warn(f"seal {seal} is not mounted at {place.mountpoint}: {error}{again}")
+    return waiting
+
+
+def _has_place(node: SealNode, seal: SealId, place: Place) -> bool:
+    """Return whether a seal still has a place. An error is for the attempt to mount it."""
+    try:
+        return place in node.catalogue.places(seal)
+    except (HeadraceError, OSError):
+        return True
 
 
 def uncover(mountpoint: str) -> None:
@@ -164,7 +203,7 @@ class SealNode:
         Raises UsageError for `in_place` if nothing of the node is mounted."""
         from headrace.seal.catalogue import Place
 
-        places = [] if mountpoint is None else [Place(os.path.realpath(mountpoint), shared=shared)]
+        places = [] if mountpoint is None else [Place(_recordable(mountpoint), shared=shared)]
         if not in_place:
             return places
         tops = dict.fromkeys(state.mountpoint for state in self.states if state.mountpoint)
@@ -256,16 +295,22 @@ class SealNode:
 
     def _mount_view(self, record: SealRecord, place: Place) -> None:
         """Mount the seal's present generation, unless it is mounted there already. Raises MountError."""
-        from headrace.base.volume_owner import check_volumes
+        from headrace.base.volume_owner import check_volumes, has_several_volumes
         from headrace.cli.lazy_layer import lazy_layer
         from headrace.seal.mounted import is_exchanged, serves, source_on_top
         from headrace.seal.places import mount_seal
         from headrace.seal.replaced_file import locked
 
         check_volumes(self.folders)
+        if not self.is_running and len(self.folders) == 1 and has_several_volumes(self.folders[0]):
+            raise MountError(
+                f"cannot mount seal {record.seal}",
+                why="its node does not run, and has cache directories that are not named",
+                hint="start the node, or name all its directories in the configuration",
+            )
         with locked(self.catalogue.folder, wait=self.waits) as is_locked:
             if not is_locked:
-                raise MountError(f"cannot mount seal {record.seal}", why="another command mounts a seal")
+                raise MountError(f"cannot mount seal {record.seal}", why=BUSY)
             if serves(source_on_top(place.mountpoint), self.catalogue, record) and not is_exchanged(
                 place.mountpoint
             ):
@@ -347,9 +392,10 @@ def known_node(socket: str | None, cache: str | None) -> SealNode:
     try:
         return running_node(socket, cache, None)
     except NodeUnavailableError:
-        if cache is not None:
-            return SealNode("", "/", [cache.split(":", 1)[0]], [], is_running=False)
         folders = [volume.folder for volume in load().config.cache]
+        named = None if cache is None else cache.split(":", 1)[0]
+        if named is not None and os.path.realpath(named) != os.path.realpath(folders[0]):
+            folders = [named]  # the configuration is of another node
         return SealNode("", "/", folders, [], is_running=False)
 
 
@@ -370,6 +416,14 @@ def _node_of(target: Target, *, is_running: bool) -> SealNode:
     states = read_states(load().config.run_folder)
     used = [state for state in states if state.socket == target.socket and state.alive()]
     return SealNode(target.socket, target.path, folders, used, is_running=is_running)
+
+
+def _recordable(mountpoint: str) -> str:
+    """Return the real path of a mountpoint. Raises UnicodeEncodeError, before a directory is created, for one that no
+    record can hold."""
+    path = os.path.realpath(mountpoint)
+    path.encode()
+    return path
 
 
 def _is_shared(mountpoint: str) -> bool:

@@ -22,6 +22,7 @@ from headrace.cli.exclusive_mounts import ExclusiveMounts, ExclusiveWatch, unmou
 from headrace.cli.gateways import KeptGateway, configured_kinds
 from headrace.cli.process import Child, MountOptions, start_fd_store, start_node
 from headrace.cli.render import warn
+from headrace.cli.repeated_failure import RepeatedFailure
 from headrace.cli.sealed_mounts import SealMounts, uncover
 from headrace.cli.state import (
     RunState,
@@ -119,6 +120,11 @@ class Supervisor:
                 self._step()
         finally:
             self._stop()
+
+    def restore_seals(self) -> None:
+        """Mount the seals of the node at the places that they had before. Call it when the mount is ready."""
+        if self._seal_mounts is not None:
+            self._seal_mounts.restore()
 
     def _on_signal(self, *_: object) -> None:
         self._stopping = True
@@ -333,14 +339,13 @@ class Supervisor:
             self._fd_store.exit_fd = -1
             self._fd_store = None
         self._fd_store_exit_fd = -1
-        failure = ""
+        failure = RepeatedFailure()
         while not self._stopping and self._fd_store_exit_fd < 0:
             try:
                 self._find_fd_store()
             except OSError as error:  # no memory, process or descriptor is free
-                if str(error) != failure:
-                    failure = str(error)
-                    warn(f"no FD store can be started: {error} (tried every {FD_STORE_AGAIN_S:.0f} s)")
+                line = f"no FD store can be started: {error} (tried every {FD_STORE_AGAIN_S:.0f} s)"
+                failure.report(str(error), line)
                 time.sleep(FD_STORE_AGAIN_S)
 
     def _find_fd_store(self) -> None:

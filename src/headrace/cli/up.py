@@ -15,8 +15,7 @@ from headrace.base.write_modes import WriteModes
 from headrace.cli import gateways, lowered, options
 from headrace.cli.exclusive_mounts import ExclusiveMounts
 from headrace.cli.process import MountOptions
-from headrace.cli.render import print_json, say, warn
-from headrace.cli.sealed_mounts import restore
+from headrace.cli.render import drop_stdout, print_json, say, warn
 from headrace.cli.start_folders import StartFolders, removed_if_it_fails
 from headrace.cli.state import RunState
 from headrace.config.load import Loaded, check_cache_parents
@@ -99,7 +98,7 @@ def up(
     with removed_if_it_fails(settings, log_path_of(settings.socket_path)) as folders:
         url = url_of(origin) if origin else ""
         supervisor = _supervisor(settings, mountpoint, url=url, mount=mount, account=account, folders=folders)
-        supervisor.run(lambda state: _ready(state, loaded.config, began_s, folders, as_json=json))
+        supervisor.run(lambda _: _ready(supervisor, loaded.config, began_s, folders, as_json=json))
 
 
 def _prepare_account(config: Config) -> Account | None:
@@ -127,13 +126,15 @@ def _opened_with_the_mount(loaded: Loaded) -> Config:
     return msgspec.structs.replace(loaded.config, open_to_others=True)
 
 
-def _ready(state: RunState, config: Config, began_s: float, folders: StartFolders, *, as_json: bool) -> None:
+def _ready(
+    supervisor: Supervisor, config: Config, began_s: float, folders: StartFolders, *, as_json: bool
+) -> None:
     folders.keep()
     took_s = time.monotonic() - began_s
     for line in too_large(config):
         warn(line)
-    restore(state)
-    show_ready(state, took_s, as_json=as_json)
+    supervisor.restore_seals()
+    show_ready(supervisor.state, took_s, as_json=as_json)
 
 
 def load_with_origin(
@@ -290,7 +291,8 @@ def origin_options(
 
 
 def show_ready(state: RunState, took_s: float, *, as_json: bool) -> None:
-    """Print the mount, the gateways and the I/O mode."""
+    """Print the mount, the gateways and the I/O mode. A reader that has what it wants after the first line, such as
+    `grep -q ready`, ends nothing."""
     if as_json:
         import msgspec
 
@@ -306,6 +308,13 @@ def show_ready(state: RunState, took_s: float, *, as_json: bool) -> None:
         else f"node at {state.socket}"
     )
     say(f"ready in {took_s:.2f} s: {place}")
+    try:
+        _show_details(state)
+    except BrokenPipeError:
+        drop_stdout()
+
+
+def _show_details(state: RunState) -> None:
     for word in gateways.WORDS:
         if url := getattr(state, word):
             say(f"{word}: {url}")

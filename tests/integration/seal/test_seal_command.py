@@ -16,6 +16,7 @@ from headrace.cli.examples import FIELDS
 from headrace.cli.exit_codes import SOME_FAILED
 from headrace.fuse import device
 from headrace.seal.mounted import seals_below
+from headrace.seal.replaced_file import locked
 from tests.integration.cli.host import Host, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(90)]
@@ -145,6 +146,21 @@ def test_seals_come_back_with_up_and_go_with_down(host: Host) -> None:
     assert (sealed / "0/1.bin").read_bytes() == (host.truth / "images/0/1.bin").read_bytes()
     host.ok("seal", "remove", "images@1", "--cache", host.cache)
     assert seals_below(str(host.base)) == []
+
+
+def test_up_is_ready_while_another_command_mounts_a_seal(host: Host) -> None:
+    """The user may have stopped that command."""
+    host.up()
+    sealed = host.base / "sealed"
+    host.ok("seal", "/images", "--at", sealed)
+    host.ok("down")
+    device.unmount(str(sealed), detach=True)
+    with locked(str(host.cache / "seals")):
+        up = host.up()
+        assert f"seal images@1 is not mounted at {sealed}" in up.said
+        host.assert_right()
+    wait_until(lambda: seals_below(str(host.base)) == [str(sealed)])
+    assert (sealed / "0/1.bin").read_bytes() == (host.truth / "images/0/1.bin").read_bytes()
 
 
 def test_sealed_files_outlive_their_objects_and_full_caches(host: Host) -> None:
