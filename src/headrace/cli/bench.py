@@ -15,6 +15,7 @@ from headrace.base.errors import UsageError
 from headrace.base.missing_extras import require
 from headrace.cli import bench_options as own
 from headrace.cli import options
+from headrace.cli.hangup import unless_ignored
 from headrace.cli.render import print_json, say, warn
 
 if TYPE_CHECKING:
@@ -256,8 +257,9 @@ def _run_compare(plan: ComparePlan, report: str, *, as_json: bool) -> None:
 
 
 def _end_orderly() -> None:
-    """Handle SIGTERM and SIGHUP like ^C, which ends the processes of the run and deletes its files."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    """Handle SIGTERM and SIGHUP like ^C, which ends the processes of the run and deletes its files. A SIGHUP that is
+    ignored stays so."""
+    for number in unless_ignored(signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
 
 

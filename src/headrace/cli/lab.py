@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli import options
+from headrace.cli.hangup import unless_ignored
 from headrace.cli.render import print_json, print_rows, say, warn
 from headrace.cli.state import lab_file
 from headrace.lab.lab import Lab, LabPlan
@@ -83,7 +84,7 @@ def up(
     origin_settings = origin_options(
         endpoint=endpoint, region=region, profile=profile, anonymous=anonymous, pairs=option or []
     )
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in unless_ignored(signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     lab = Lab(_state_path(), progress=warn if json else say)
     lab.up(

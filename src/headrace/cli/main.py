@@ -126,6 +126,10 @@ def _translate(error: Exception, word: str) -> HeadraceError | None:
         from headrace.base.missing_extras import missing_extra_of
 
         return missing_extra_of(error, word, extra=word)
+    if isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8":
+        return UsageError(
+            word, why="a path or a name of the command is not UTF-8", hint="rename it, or name one above it"
+        )
     if isinstance(error, OSError) and isinstance(error.filename, str):
         return _translate_os_error(error, error.filename)
     return None
@@ -168,10 +172,9 @@ def _status_of(end: SystemExit) -> int:
 
 
 def _drop_stdout() -> None:
-    """Replace stdout, whose reader has closed it, so that the interpreter does not fail to flush it."""
-    import os
+    from headrace.cli.render import drop_stdout
 
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    drop_stdout()
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ __all__ = [
     "RunState",
     "answers",
     "drop_socket",
+    "encoded_state",
     "end",
     "lab_file",
     "lab_states",
@@ -53,13 +54,18 @@ def make_run_folder(folder: str) -> bool:
     return is_created
 
 
+def encoded_state(state: RunState) -> bytes:
+    """Return the content of a state file. Raises UnicodeEncodeError for a path that is not UTF-8."""
+    return msgspec.json.encode(state) + b"\n"
+
+
 def write_state(folder: str, state: RunState) -> None:
     """Replace the state file of a process as a whole. Raises OSError; the earlier file then stays."""
     state.began = began_at(state.pid)
-    path = _path(folder, state.pid)
+    path, content = _path(folder, state.pid), encoded_state(state)
     try:
         with open(path + ".new", "wb", opener=private) as out:
-            out.write(msgspec.json.encode(state) + b"\n")
+            out.write(content)
         os.rename(path + ".new", path)
     except OSError:
         with suppress(OSError):
@@ -161,12 +167,15 @@ def send(process: int, number: int) -> None:
 
 
 def end(process: int, within_s: float) -> bool:
-    """Send SIGTERM to a process by its pidfd, and close the pidfd. Returns False if it did not end within the time."""
+    """Send SIGTERM to a process by its pidfd, and close the pidfd. A process that its user has stopped, as by ^Z,
+    continues and ends, too. Returns False if it did not end within the time."""
     if process < 0:
         return True
     watch = os.dup(process)
     try:
         send(process, signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(watch, signal.SIGCONT)
         return bool(select.select([watch], [], [], within_s)[0])
     finally:
         os.close(watch)

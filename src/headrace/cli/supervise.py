@@ -20,6 +20,7 @@ from headrace.base.mount_table import mounted_at
 from headrace.base.trusted_owner import only_root_moves
 from headrace.cli.exclusive_mounts import ExclusiveMounts, ExclusiveWatch, unmount_exclusive
 from headrace.cli.gateways import KeptGateway, configured_kinds
+from headrace.cli.hangup import unless_ignored
 from headrace.cli.process import Child, MountOptions, start_fd_store, start_node
 from headrace.cli.render import warn
 from headrace.cli.repeated_failure import RepeatedFailure
@@ -27,6 +28,7 @@ from headrace.cli.sealed_mounts import SealMounts, uncover
 from headrace.cli.state import (
     RunState,
     drop_socket,
+    encoded_state,
     make_run_folder,
     may_be_served,
     remove_replaced,
@@ -63,7 +65,8 @@ NODE_STOP_S = 20.0
 
 
 class Supervisor:
-    """Runs a node, its mount and its gateways until a signal arrives. Handles SIGTERM, SIGINT and SIGHUP.
+    """Runs a node, its mount and its gateways until a signal arrives. Handles SIGTERM, SIGINT, and SIGHUP unless it is
+    ignored.
 
     config: the configuration of the node to run; None if the node runs already and listens at `state.socket`. state: it
     is written to run_folder when all is ready. mounted: the mount that root made before this process became another
@@ -81,6 +84,7 @@ class Supervisor:
         exclusive: ExclusiveMounts | None = None,
     ) -> None:
         make_run_folder(run_folder)
+        encoded_state(state)  # a path that is not UTF-8 fails now, and not when all processes run
         self.state = state
         self._run_folder = run_folder
         self._config = config
@@ -103,7 +107,7 @@ class Supervisor:
         self._mount_check_at_s = 0.0 if config is not None and os.geteuid() == 0 else None
         self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in unless_ignored(signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
 
     def run(self, on_ready: Callable[[RunState], None]) -> None:

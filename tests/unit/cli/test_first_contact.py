@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.base.errors import MountError, UsageError
-from headrace.cli import main
+from headrace.cli import main, up
 from headrace.cli.lowered import account_for
+from headrace.cli.state import RunState
 from headrace.cli.up import check_has_origin
 from headrace.config.schema import CacheVolume, Config, MountConfig
 from headrace.fuse import device
@@ -82,6 +84,37 @@ def test_an_error_of_the_system_is_one_line_with_its_path(
     monkeypatch.setattr(sys, "argv", ["headrace", "bench"])
     assert main.main() == status
     assert capsys.readouterr().err == f"headrace: /data/x: {os.strerror(number).lower()}\n"
+
+
+def test_a_path_that_is_not_utf_8_is_a_mistake_of_the_user(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_words: object, **_options: object) -> None:
+        msgspec.json.encode(os.fsdecode(b"/data/\xff"))
+
+    monkeypatch.setattr(main, "build_app", lambda _word: fails)
+    monkeypatch.setattr(sys, "argv", ["headrace", "load"])
+    assert main.main() == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("headrace: load: a path or a name of the command is not UTF-8")
+
+
+def test_a_reader_that_wants_the_first_line_only_ends_no_mount(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dropped: list[bool] = []
+
+    def say(line: str) -> None:
+        if not line.startswith("ready"):
+            raise BrokenPipeError
+        sys.stdout.write(line)
+
+    monkeypatch.setattr(up, "say", say)
+    monkeypatch.setattr(up, "drop_stdout", lambda: dropped.append(True))
+    state = RunState(kind="up", pid=1, socket="s", mountpoint="/mnt", io="splice")
+    up.show_ready(state, 1.0, as_json=False)
+    assert capsys.readouterr().out.startswith("ready in 1.00 s")
+    assert dropped == [True]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,32 @@
+"""State files, and the end of the processes that they name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.state import RunState, end, write_state
+from headrace.lab.processes import stopped
+from tests.integration.cli.host import wait_until
+
+
+def test_a_process_that_its_user_stopped_ends(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        try:
+            process.send_signal(signal.SIGSTOP)
+            wait_until(lambda: stopped(process.pid))
+            assert end(os.pidfd_open(process.pid), 60)
+            assert process.wait(60) == -signal.SIGTERM
+        finally:
+            process.kill()
+
+
+def test_a_state_that_can_not_be_written_leaves_no_file(tmp_path: Path) -> None:
+    state = RunState(kind="up", pid=os.getpid(), socket="s", mountpoint=os.fsdecode(b"/mnt/\xff"))
+    with pytest.raises(UnicodeEncodeError):
+        write_state(str(tmp_path), state)
+    assert list(tmp_path.iterdir()) == []
