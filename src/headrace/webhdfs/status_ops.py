@@ -3,6 +3,7 @@ does all waiting."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -75,18 +76,16 @@ class StatusOperations:
 
     def list_status(self, call: WebHdfsCall) -> Response:
         """List a directory. A long listing is sent while it is read, so that its rows are never all in memory."""
-        children = self._children(call, b"")
-        rows = [self._row(*child) for child in itertools.islice(children, BATCH)]
-        if len(rows) < BATCH or not call.request.takes_chunks:
-            return responses.of(
-                "FileStatuses", {"FileStatus": [*rows, *(self._row(*child) for child in children)]}
-            )
-        batches = iter(lambda: [self._row(*child) for child in itertools.islice(children, BATCH)], [])
-        return responses.of_rows("FileStatuses", "FileStatus", itertools.chain([rows], batches))
+        batches = self._batches(self._children(call, b""))
+        rows, more = next(batches, []), next(batches, [])
+        if not more or not call.request.takes_chunks:
+            rest = itertools.chain.from_iterable(batches)
+            return responses.of("FileStatuses", {"FileStatus": [*rows, *more, *rest]})
+        return responses.of_rows("FileStatuses", "FileStatus", itertools.chain([rows, more], batches))
 
     def list_batch(self, call: WebHdfsCall) -> Response:
         children = self._children(call, call.text("startafter").encode("utf-8", "surrogateescape"))
-        rows = [self._row(*child) for child in itertools.islice(children, BATCH)]
+        rows = next(self._batches(itertools.islice(children, BATCH)), [])
         remaining = sum(1 for _ in itertools.islice(children, BATCH))
         listing = {"partialListing": {"FileStatuses": {"FileStatus": rows}}, "remainingEntries": remaining}
         return responses.of("DirectoryListing", listing)
@@ -100,8 +99,20 @@ class StatusOperations:
         elif not after:
             yield path, b"", file_stat
 
+    def _batches(self, children: Iterator[tuple[bytes, bytes, FileStat]]) -> Iterator[list[dict[str, Any]]]:
+        """Yield the statuses of at most BATCH names at a time, and no empty list. Links that were removed since the
+        directory was read are left out."""
+        while batch := list(itertools.islice(children, BATCH)):
+            rows = []
+            for child in batch:
+                with contextlib.suppress(PathNotFoundError):
+                    rows.append(self._row(*child))
+            if rows:
+                yield rows
+
     def _row(self, directory: bytes, name: bytes, file_stat: FileStat) -> dict[str, Any]:
-        """Return the status of a name; of a link, the status of its target, if that is a path here."""
+        """Return the status of a name; of a link, the status of its target, if that is a path here. Raises
+        PathNotFoundError for a link that was removed."""
         if not is_link(file_stat):
             return self._status(file_stat, name)
         assert isinstance(file_stat, os.stat_result)

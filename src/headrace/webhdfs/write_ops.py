@@ -30,6 +30,8 @@ from headrace.webhdfs.routes import WebHdfsCall
 
 FILE_MODE, DIRECTORY_MODE = 0o644, 0o755
 """Modes of new files and directories for which the client names none."""
+ID_MAX = 2**32 - 2
+"""Greatest id of a user or group: the next number means that the id stays as it is."""
 _ACTION = re.compile(r"[r-][w-][x-]")
 
 
@@ -282,7 +284,7 @@ def _id_of(name: str, lookup: Callable[[str], int], kind: str) -> int:
         return -1
     try:
         return lookup(name)
-    except KeyError:
-        if name.isdecimal():
+    except (KeyError, ValueError):  # the second: of a name with a zero byte
+        if name.isascii() and name.isdecimal() and len(name) <= len(str(ID_MAX)) and int(name) <= ID_MAX:
             return int(name)
         raise illegal(f"this host knows no {kind} {name!r}") from None

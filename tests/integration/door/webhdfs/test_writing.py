@@ -196,8 +196,9 @@ def test_attributes(webhdfs: WebHdfs) -> None:
     about = webhdfs.get(path, "GETFILESTATUS")["FileStatus"]
     attributes = (about["permission"], about["owner"], about["group"], about["modificationTime"])
     assert attributes == ("751", "daemon", "daemon", 1_500_000_000_123)
-    stranger = webhdfs.ask("PUT", path, "SETOWNER", owner="nobody-knows-me")
-    assert webhdfs.failure(stranger) == ("IllegalArgumentException", 400)
+    for name in ("nobody-knows-me", "a\0b", str(2**32 - 1), "1" * 5000, "١"):
+        stranger = webhdfs.ask("PUT", path, "SETOWNER", owner=name)
+        assert webhdfs.failure(stranger) == ("IllegalArgumentException", 400), name
     assert webhdfs.failure(webhdfs.ask("PUT", path, "SETPERMISSION", permission="9"))[1] == 400
     assert not boolean(webhdfs.ask("PUT", path, "SETREPLICATION", replication=3))
     for op in ("SETPERMISSION", "SETTIMES"):
