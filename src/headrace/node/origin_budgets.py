@@ -1,7 +1,8 @@
 """Keep the calls of all nodes to an origin within the budget of the policy.
 
 In a cluster each node publishes what it needs and what it takes, as a leased record `rates/NODE`, and computes its own
-part (`policy/rate_shares.py`). While etcd is away every node keeps its part.
+part (`policy/rate_shares.py`). While etcd is away every node keeps to its part, and to an equal part of what no node
+takes.
 """
 
 from __future__ import annotations
@@ -112,6 +113,8 @@ class OriginBudgets:
         self._parts: dict[str, _Part] = {}
         self._overloads: dict[str, OverloadFactor] = {}
         self._published: dict[str, NodeRate] = {}
+        self._is_heard = True
+        """Whether the others can know the rates that were computed last."""
         self._wake = asyncio.Event()
         self._tasks = OwnedTasks()
         self._apply()
@@ -210,7 +213,7 @@ class OriginBudgets:
                     await self._wake.wait()
             self._wake.clear()
             try:
-                if self._parts or self._published:
+                if self._parts or self._published or not self._is_heard:
                     await self._exchange()
             except HeadraceError as error:
                 log.info("rates can't be exchanged, all nodes keep theirs error=%s", error)
@@ -247,17 +250,20 @@ class OriginBudgets:
                 is_alone = self._records is None  # nobody else needs what it leaves
                 demand = part.limit if is_alone else part.demand(asked, bucket.debt(now_s), now_s)
                 factor = self._overloads[url].factor(now_s)
-                own[name] = part.budget.exchange(part.limit, others, demand=demand, factor=factor)
+                own[name] = part.budget.exchange(
+                    part.limit, others, demand=demand, factor=factor, is_heard=self._is_heard
+                )
                 equal = part.limit * self._least_factor(url, now_s) / (1 + len(others))
                 bucket.set_rate(part.budget.rate, now_s, soon_per_s=equal)
-        if self._records is not None and _differs(own, self._published):
-            published = {
-                name: PublishedRate(rate.demand, rate.rate, rate.factor) for name, rate in own.items()
-            }
-            await self._records.put(
-                f"{PREFIX}/{self._node}", msgspec.json.encode(PublishedRates(published)), leased=True
-            )
-            self._published = own
+        if self._records is not None and (not self._is_heard or _differs(own, self._published)):
+            await self._publish(self._records, own)
+
+    async def _publish(self, records: Records, own: dict[str, NodeRate]) -> None:
+        self._is_heard = False
+        rates = {name: PublishedRate(rate.demand, rate.rate, rate.factor) for name, rate in own.items()}
+        record = msgspec.json.encode(PublishedRates(rates))
+        await records.put(f"{PREFIX}/{self._node}", record, leased=True)
+        self._published, self._is_heard = own, True
 
 
 def _differs(rates: dict[str, NodeRate], published: dict[str, NodeRate]) -> bool:

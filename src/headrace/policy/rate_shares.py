@@ -3,7 +3,8 @@
 Each node publishes what it needs and the rate that it takes, and computes its rate from what it knows of the others. It
 lowers its rate at once. It raises it by its part of what nobody takes, publishes that, and uses it at its next exchange
 only, when the others know. So the nodes keep within the budget without a leader, as long as a record arrives within one
-exchange. While records can't be written or read, every node keeps its rate.
+exchange. While records can't be written, the others know the last one only: a node keeps to its rate, and to an equal
+part of what no record takes.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def least_rate(limit: float, nodes: int) -> float:
 
 def rate_of(node: str, limit: float, records: Mapping[str, NodeRate]) -> float:
     """Return the rate that a node takes from now on. records: of all live nodes, the node's own one included."""
-    bearable = limit * min(record.factor for record in records.values())
+    bearable = _bearable(limit, records)
     least = least_rate(bearable, len(records))
     due = dues(
         bearable,
@@ -49,9 +50,19 @@ def rate_of(node: str, limit: float, records: Mapping[str, NodeRate]) -> float:
     rate = records[node].rate
     if due[node] <= rate:
         return due[node]
-    unused = bearable - sum(record.rate for record in records.values())
+    unused = _unused(limit, records)
     lacking = sum(max(0.0, due[name] - record.rate) for name, record in records.items())
-    return rate + max(0.0, unused) * (due[node] - rate) / lacking if unused < lacking else due[node]
+    return rate + unused * (due[node] - rate) / lacking if unused < lacking else due[node]
+
+
+def _bearable(limit: float, records: Mapping[str, NodeRate]) -> float:
+    """Return the part of a limit that the origin bears."""
+    return limit * min(record.factor for record in records.values())
+
+
+def _unused(limit: float, records: Mapping[str, NodeRate]) -> float:
+    """Return what no record takes."""
+    return max(0.0, _bearable(limit, records) - sum(record.rate for record in records.values()))
 
 
 class NodeBudget:
@@ -60,22 +71,33 @@ class NodeBudget:
     def __init__(self, node: str, rate: float) -> None:
         self.rate = rate
         self._node = node
-        self._taken = rate
+        self._taken = self._known = rate
 
     def scale(self, factor: float) -> None:
         """Keep the same part of a limit that is so many times the one before."""
         self.rate *= factor
         self._taken *= factor
+        self._known *= factor
 
     def exchange(
-        self, limit: float, records: Mapping[str, NodeRate], *, demand: float, factor: float
+        self,
+        limit: float,
+        records: Mapping[str, NodeRate],
+        *,
+        demand: float,
+        factor: float,
+        is_heard: bool = True,
     ) -> NodeRate:
-        """Update the rate. Return the record to publish. records: of the other live nodes; share 1 for this one."""
-        own = NodeRate(demand, self._taken, factor)
-        taken = rate_of(self._node, limit, {**records, self._node: own})
-        self.rate = max(min(taken, self._taken), least_rate(limit * factor, len(records) + 1))
-        self._taken = taken
-        return own._replace(rate=taken)
+        """Update the rate. Return the record to publish. records: of the other live nodes; share 1 for this one.
+        is_heard: whether the record of the exchange before was published."""
+        if is_heard:
+            self._known = self._taken
+        own = NodeRate(demand, self._known, factor)
+        nodes = {**records, self._node: own}
+        self._taken = rate_of(self._node, limit, nodes)
+        most = self._known if is_heard else self._known + _unused(limit, nodes) / len(nodes)
+        self.rate = max(min(self._taken, most), least_rate(limit * factor, len(nodes)))
+        return own._replace(rate=self._taken)
 
 
 class OverloadFactor:

@@ -135,15 +135,35 @@ async def test_a_burst_after_a_rest_keeps_its_deadline(nodes: list[BudgetNode]) 
             tasks.create_task(nodes[0].head(Deadline.after(3.0)))
 
 
-async def test_while_the_records_are_away_each_node_keeps_its_part(nodes: list[BudgetNode]) -> None:
-    for node in nodes:
+@pytest.mark.parametrize("rests", ["never", "before", "meanwhile"])
+async def test_while_the_records_are_away_the_nodes_use_the_limit_and_no_more(
+    nodes: list[BudgetNode], rests: str
+) -> None:
+    """rests: when the nodes make no calls: before the records go away, or for a while then. No node hears that others
+    begin."""
+    for node in () if rests == "before" else nodes:
         node.call(8)
-    await pass_time(5.0)
+    await pass_time(10.0)
     for node in nodes:
         node.records.is_away = True
+    if rests != "never":
+        for node in nodes:
+            await node.rest()
+        await pass_time(5.0)
+        for node in nodes:
+            node.call(8)
+        await pass_time(5.0)
     before = sent(nodes)
     await pass_time(60.0)
     assert 0.9 * 60 * LIMIT <= sent(nodes) - before <= 1.02 * 60 * LIMIT
+    for node in nodes:
+        node.records.is_away = False
+    for node in nodes[1:]:
+        await node.rest()
+    await pass_time(5.0)
+    before = sent(nodes)
+    await pass_time(20.0)
+    assert 0.9 * 20 * LIMIT <= sent(nodes) - before <= 1.02 * 20 * LIMIT
 
 
 @pytest.mark.expected_warnings("the origin is overloaded")
