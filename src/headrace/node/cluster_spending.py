@@ -152,6 +152,8 @@ class ClusterSpending:
     def _on_record(self, key: str, value: bytes | None) -> None:
         node = key.removeprefix(f"{PREFIX}/")
         if node == self._node:
+            if not value:  # lost with etcd's data: it is written again, also if nothing more is read
+                self._published = None
             return
         self._others.pop(node, None)
         if not value:

@@ -380,6 +380,23 @@ async def test_a_budget_holds_after_a_node_is_removed(tmp_path: Path) -> None:
         await node.costs.stop()
 
 
+@pytest.mark.expected_warnings("limited by budget_month")
+async def test_a_budget_holds_after_a_data_loss(tmp_path: Path) -> None:
+    """The node that spent most of it reads nothing more."""
+    shared = Followers()
+    nodes = [CostNode(name, tmp_path, shared) for name in ("n0", "n1")]
+    for node in nodes:
+        await node.start()
+    nodes[0].read(170)
+    await pass_time(11)
+    shared.publish("costs/n0", None)
+    await pass_time(11)
+    assert decode_spending(shared.mirror["costs/n0"]).bytes == {"s3://b": 170 * GIB}
+    assert [node.background for node in nodes] == ["slowed", "slowed"]
+    for node in nodes:
+        await node.costs.stop()
+
+
 @pytest.mark.parametrize("has_its_disk", [True, False])
 @pytest.mark.expected_warnings("limited by budget_month")
 async def test_a_node_that_comes_back_counts_once(tmp_path: Path, *, has_its_disk: bool) -> None:
