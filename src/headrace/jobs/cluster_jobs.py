@@ -348,13 +348,12 @@ class ClusterJobs:
 
     async def _on_deleted(self, id: str, state: _LocalJob) -> None:
         """Forget a deleted job. No node deletes a running job: if its record vanished, etcd lost its data, and this
-        node writes it again."""
+        node writes it again. A job that ended while this node was cut off may be among the oldest, which go."""
         record = state.record
-        if record is not None and record.state == RUNNING:
+        if record is not None and record.state == RUNNING and not _is_old(id, self._states):
             await self._records.create(job_key(id), msgspec.json.encode(record))
             return
-        if state.task is not None:
-            await state.task.stop()
+        await state.drop_task(self._records, id, self._me)
         if not state.tasks:
             del self._states[id]
 
@@ -423,6 +422,12 @@ async def _prune(records: Records, states: Mapping[str, _LocalJob]) -> None:
     ended = [id for id, state in states.items() if state.record and state.record.state in ENDS]
     for id in sorted(ended, key=_order)[:-ENDED_KEPT_MAX]:
         await records.delete(job_key(id))
+
+
+def _is_old(id: str, states: Mapping[str, _LocalJob]) -> bool:
+    """Return whether there are as many later jobs as are kept after their end."""
+    later = sum(bool(state.raw) for other, state in states.items() if _order(other) > _order(id))
+    return later >= ENDED_KEPT_MAX
 
 
 def _stage_of(record: JobRecord) -> tuple[int, bool]:

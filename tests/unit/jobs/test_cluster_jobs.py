@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headrace.base.errors import ClusterUnavailableError, OriginDeniedError, PathNotFoundError, UsageError
 from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.records import Followers, Records
+from headrace.jobs.job_records import DONE, JobRecord, job_key
 from headrace.jobs.task import CarriedProgress, JobTask
 from headrace.origin.origin import Origin
 from headrace.ring.ring import Ring
@@ -401,6 +403,24 @@ async def test_old_jobs_are_forgotten(tmp_path: Path, monkeypatch: pytest.Monkey
         for _ in range(6):
             await w.end_of("b", await w.runners["b"].jobs.submit("load", "/d", {}))
         await until(lambda: [row.id for row in w.runners["c"].jobs.rows()] == ["4", "5", "6"])
+
+
+async def test_a_node_that_was_cut_off_begins_no_job_again_that_is_over_and_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its watch tells the difference at once: what is gone, then what is new."""
+    monkeypatch.setattr("headrace.jobs.cluster_jobs.ENDED_KEPT_MAX", 3)
+    async with JobClusterFixture(tmp_path, nodes="a").running() as w:
+        w.put_many(2)
+        w.origin.hold_after = 0
+        id = await w.runners["a"].jobs.submit("load", "/d", {})
+        await w.until("a", id, lambda row: len(row.files_by_node) == 1)
+        w.records.change(job_key(id), None)
+        later = [JobRecord(str(number), "free", "/d", {}, "b", state=DONE) for number in (2, 3, 4)]
+        for record in later:
+            w.records.change(job_key(record.id), msgspec.json.encode(record))
+        await until(lambda: [row.id for row in w.runners["a"].jobs.rows()] == ["2", "3", "4"])
+        await until(lambda: set(w.records.values) == {"jobs/2", "jobs/3", "jobs/4"})
 
 
 async def test_records_that_tell_at_once(tmp_path: Path) -> None:
