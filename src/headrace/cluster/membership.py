@@ -97,14 +97,13 @@ class Membership:
         await self._records.close()
 
     async def drain(self) -> None:
-        """Mark this node as draining: it owns nothing in the next view of every node. Raise ClusterUnavailableError."""
-        if not self.joined.is_set():
-            raise ClusterUnavailableError(
-                "node drain", why="this node is not in the cluster: etcd is unavailable"
-            )
-        info = msgspec.structs.replace(self._info, draining=True)
-        await self._records.put(self._key, msgspec.json.encode(info), leased=True)
-        self._begin_to_drain()
+        """Mark this node as draining: it owns nothing in the next view of every node. Raise ClusterUnavailableError,
+        and NodeIdTakenError when the record is another node's by now."""
+        await self._set_draining(draining=True)
+
+    async def end_drain(self) -> None:
+        """Take part again after `drain`. Raises as `drain` does."""
+        await self._set_draining(draining=False)
 
     def status(self) -> dict[str, Any]:
         away_since_s = self._records.away_since_s
@@ -196,8 +195,8 @@ class Membership:
             if info is not None and info.instance != self._info.instance:
                 if info.instance not in self._displaced:  # otherwise it is the run that this one replaced
                     self._on_replaced(info)
-            elif info is not None and info.draining and not self._info.draining:
-                self._begin_to_drain()  # the record was written although the call that wrote it failed
+            elif info is not None and info.draining != self._info.draining:
+                self._follow_own(info)  # the record was written although the call that wrote it failed
             elif value is None:
                 self._record_lost_s = monotonic_s()
                 asyncio.get_running_loop().call_later(RETURN_S + SETTLE_S, self._changed.set)
@@ -210,9 +209,21 @@ class Membership:
             self._departed[id] = (old_info, monotonic_s())
         self._changed.set()
 
-    def _begin_to_drain(self) -> None:
-        """Leave the ring as all nodes do that read this node's record: after it is written, never before."""
-        self._info = msgspec.structs.replace(self._info, draining=True)
+    async def _set_draining(self, *, draining: bool) -> None:
+        if self._eviction:
+            raise NodeIdTakenError("node drain", why=self._eviction)
+        if not self.joined.is_set():
+            raise ClusterUnavailableError(
+                "node drain", why="this node is not in the cluster: etcd is unavailable"
+            )
+        info = msgspec.structs.replace(self._info, draining=draining)
+        await self._records.put(self._key, msgspec.json.encode(info), leased=True)
+        self._follow_own(info)
+
+    def _follow_own(self, info: NodeInfo) -> None:
+        """Leave the ring, or return to it, as all nodes do that read this node's record: after it is written, never
+        before."""
+        self._info = msgspec.structs.replace(self._info, draining=info.draining)
         self._changed.set()
 
     def _may_return(self) -> dict[str, NodeInfo]:

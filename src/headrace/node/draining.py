@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterable
 from typing import Protocol
 
-from headrace.base.errors import UsageError
+from headrace.base.errors import HeadraceError, UsageError
 from headrace.cluster.membership import Membership
 from headrace.ring.view import NodeInfo
 from headrace.wire.messages import JobState
+
+log = logging.getLogger(__name__)
 
 POLL_S = 0.25
 
@@ -26,16 +29,29 @@ class Handover(Protocol):
 async def drain(me: str, membership: Membership, handover: Handover) -> AsyncIterator[JobState]:
     """Drain this node, and yield the states of its handover. At the end other nodes have everything that it owned,
     except for files that failed. Raise UsageError when no other node can take over, also if the last one leaves or
-    drains meanwhile. me: the id of this node."""
+    drains meanwhile; then this node takes part again. me: the id of this node."""
     _check_others(me, membership)
     await membership.drain()
-    while any(member.id == me for member in membership.current_view().ring.members):
+    try:
+        while any(member.id == me for member in membership.current_view().ring.members):
+            _check_others(me, membership)
+            await asyncio.sleep(POLL_S)  # until this node's view shows it as draining
+        while handover.running:
+            yield handover.state(done=False)
+            await asyncio.sleep(POLL_S)
         _check_others(me, membership)
-        await asyncio.sleep(POLL_S)  # until this node's view shows it as draining
-    while handover.running:
-        yield handover.state(done=False)
-        await asyncio.sleep(POLL_S)
+    except UsageError:
+        await _end_drain(membership)
+        raise
     yield handover.state(done=True)
+
+
+async def _end_drain(membership: Membership) -> None:
+    """Take part again: of two nodes that are drained at the same time, neither could take over."""
+    try:
+        await membership.end_drain()
+    except HeadraceError as error:
+        log.warning("this node still counts as draining error=%s", error)
 
 
 def _check_others(me: str, membership: Membership) -> None:
