@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +126,23 @@ class EtcdConnector:
         )
 
 
+class LoudWatchStub:
+    """Opens streams of watches that end with an error only. aetcd ignores that etcd cancels a watch, or ends the
+    stream: its reader would wait for ever."""
+
+    def __init__(self, stub: Any) -> None:
+        self._stub = stub
+
+    async def Watch(self, requests: Any, **options: Any) -> AsyncIterator[Any]:
+        async for response in self._stub.Watch(requests, **options):
+            if response.canceled and not response.compact_revision:  # that one aetcd reports
+                raise ConnectionError(
+                    f"etcd cancelled the watch: {response.cancel_reason or 'no reason given'}"
+                )
+            yield response
+        raise ConnectionError("etcd ended the watch")
+
+
 class LeaseChannel:
     """Is a connection that renews a lease. Calls block for at most timeout_s, and raise the errors of grpc."""
 
@@ -212,7 +229,7 @@ def _client(aetcd: Any, endpoint: str, access: EtcdAccess, secrets: _Secrets, *,
             self.kvstub = rpc.KVStub(self.channel)
             self.leasestub = rpc.LeaseStub(self.channel)
             self._watcher = aetcd.watcher.Watcher(
-                rpc.WatchStub(self.channel), timeout=timeout_s, metadata=self.metadata
+                LoudWatchStub(rpc.WatchStub(self.channel)), timeout=timeout_s, metadata=self.metadata
             )
             self._connected.set()
 
