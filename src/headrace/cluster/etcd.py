@@ -116,14 +116,14 @@ class EtcdRecords:
         return self._beliefs.meanings(raw, prefix)
 
     async def put(self, key: str, value: bytes, leased: bool = False) -> None:  # noqa: FBT001, FBT002
-        if leased:
-            self._leased[key] = value
-        else:
-            self._leased.pop(key, None)
         lease = await self._lease.acquire() if leased else None
         closed = self._beliefs.close(key, value)
         await self._connection.call(lambda client: client.put(self._key(key), closed, lease=lease))
         self._beliefs.wrote(key, value, closed)
+        if leased:
+            self._leased[key] = value
+        else:
+            self._leased.pop(key, None)
 
     async def create(self, key: str, value: bytes, leased: bool = False) -> bool:  # noqa: FBT001, FBT002
         lease = await self._lease.acquire() if leased else None
@@ -248,7 +248,7 @@ class EtcdRecords:
         self._denied = None
         raw = {self._name(row.key): bytes(row.value) for row in rows}
         self._followers.publish_all(self._beliefs.meanings(raw, newest=True))
-        await self._write_leased_again()
+        await self._write_leased_again(client)
         self._first.set()
         async with OwnedTasks(Exception, again_s=CANCEL_S) as tasks:
             both = (tasks.start(self._check(client)), tasks.start(self._watch(client, self.revision + 1)))
@@ -267,9 +267,8 @@ class EtcdRecords:
             value = self._beliefs.meaning(name, raw, newest=True)
             exists = value is not None and (value != NOTHING or not self._beliefs.are_sealed)
             self._followers.publish(name, value if exists else None)
-            if not exists and name in self._leased:
+            if not exists and name in self._leased and await self._write_leased_again(client):
                 log.error("this node's record was deleted: the node was out of the cluster key=%s", name)
-                await self._write_leased_again()
 
     async def _check(self, client: Any) -> None:
         sealed_s = float("-inf")
@@ -298,12 +297,20 @@ class EtcdRecords:
             except Exception:  # the task must continue
                 log.exception("the leased records were not written again")
 
-    async def _write_leased_again(self) -> None:
-        """Write leased records that are missing: etcd lost its data, or the lease ended while etcd was unavailable."""
-        if any(self._followers.mirror.get(key) is None for key in self._leased):
-            self.leases_lost += 1
-            self._lease.release()
-            await self._rewrite_leased()
+    async def _write_leased_again(self, client: Any) -> bool:
+        """Write leased records if one is missing: etcd lost its data, or the lease ended while etcd was unavailable.
+        Return whether one was. The watch may be late: it reports that a record was deleted, or does not report yet that
+        it exists, after this node wrote it."""
+        for key in [key for key in self._leased if self._followers.mirror.get(key) is None]:
+            async with asyncio.timeout(CALL_S):
+                row = await client.get(self._key(key))
+            value = self._beliefs.meaning(key, None if row is None else bytes(row.value))
+            if value != self._leased.get(key):
+                self.leases_lost += 1
+                self._lease.release()
+                await self._rewrite_leased()
+                return True
+        return False
 
     async def _rewrite_leased(self) -> None:
         """Write leased records again, but never over a record that another node wrote meanwhile. The watch reports
