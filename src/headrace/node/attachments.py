@@ -29,6 +29,7 @@ from headrace.origin.factory import FAR_CLUSTER, build_origin, parse_origin
 from headrace.origin.far_trace import FarTrace
 from headrace.origin.object_check import check_origin
 from headrace.origin.options import parse_options, verifies_opens
+from headrace.origin.origin import Origin
 from headrace.origin.pace import OriginPace, OriginPaces
 from headrace.origin.reserved import NamespaceOrigin
 from headrace.receivers.factory import check_events
@@ -147,30 +148,24 @@ class Attachments:
         check_events(parsed, options)
         pace = OriginPace(parsed)
         origin = build_origin(url, options, pace)
-        if WriteModes.parse(self._config.write).persists_below(os.fsencode(path)) and not origin.writable:
-            raise UsageError(
-                f"writing to {url}",
-                why="origins of this type are read-only",
-                hint="use --write off or --write local",
-            )
-        has_names = True
-        if check:
-            limit_s = min(CHECK_LIMIT_S, self._config.origin_timeout_s)
-            try:
-                # a user waits: an origin that does not answer fails at once
-                has_names = await check_origin(origin, Deadline.after(limit_s, patience_s=0.0))
-            except (OriginUnavailableError, DeadlineExceededError, BucketNotFoundError) as error:
-                if not (known and self._has_written()):
-                    raise
-                log.warning("the origin is unavailable, dirty files wait for it url=%s error=%s", url, error)
-        trace = await self._trace(path, parsed, options, check=check)
-        shown = NamespaceOrigin(origin)
-        mount = Mount(path, parsed, shown, self._config.sync_interval_s, origin.circuit)
         try:
-            self._namespace.mount_points.attach(mount, known=known)
-        except HeadraceError:
-            if trace is not None:
-                trace.close()
+            if WriteModes.parse(self._config.write).persists_below(os.fsencode(path)) and not origin.writable:
+                raise UsageError(
+                    f"writing to {url}",
+                    why="origins of this type are read-only",
+                    hint="use --write off or --write local",
+                )
+            has_names = await self._checked(origin, url, known=known) if check else True
+            trace = await self._trace(path, parsed, options, check=check)
+            shown = NamespaceOrigin(origin)
+            mount = Mount(path, parsed, shown, self._config.sync_interval_s, origin.circuit)
+            try:
+                self._namespace.mount_points.attach(mount, known=known)
+            except HeadraceError:
+                if trace is not None:
+                    trace.close()
+                raise
+        except BaseException:  # also of a caller who is cancelled during the check
             await origin.close()
             raise
         self._paces.add(pace)
@@ -181,6 +176,18 @@ class Attachments:
             async for ids in self._namespace.tree.files_below(os.fsencode(path)):
                 doubt(self._index, ids)
         return has_names
+
+    async def _checked(self, origin: Origin, url: str, *, known: bool) -> bool:
+        """Ask an origin that is to be attached. Return False if it has no name. A user waits: an origin that does not
+        answer fails at once."""
+        limit_s = min(CHECK_LIMIT_S, self._config.origin_timeout_s)
+        try:
+            return await check_origin(origin, Deadline.after(limit_s, patience_s=0.0))
+        except (OriginUnavailableError, DeadlineExceededError, BucketNotFoundError) as error:
+            if not (known and self._has_written()):
+                raise
+            log.warning("the origin is unavailable, dirty files wait for it url=%s error=%s", url, error)
+            return True
 
     async def _trace(self, path: str, url: str, options: dict[str, str], *, check: bool) -> FarTrace | None:
         """Return what asks the cluster behind a mount; None for another origin. check: raise UsageError if it leads
