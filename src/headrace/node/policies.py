@@ -168,9 +168,10 @@ class Policies:
         return await self.set(version.text, author=author, base=record.number)
 
     async def end_rule_of_mount(self, path: str) -> None:
-        """Remove the rule that was given when a mount was attached, if there is one. Raises as `set` does."""
+        """Remove the rule that was given when a mount was attached, if there is one. Raises as `set` does. The rule may
+        be so new, on another node, that this one does not obey it yet."""
         for attempt in range(1, ATTEMPTS + 1):
-            record = self.current.record
+            record = self.current.record if self._records is None else (await self._read())[1]
             text = without_rule_of_mount(record.text, path)
             if text == record.text:
                 return

@@ -15,6 +15,7 @@ from headrace.node.space_policy import NodeCapacity
 from headrace.policy.current import CurrentPolicy
 from headrace.policy.document import parse_policy
 from headrace.policy.record import VERSIONS_KEPT_MAX, PolicyRecord, decode_record, encode_record
+from headrace.policy.rule_text import with_rule
 from headrace.testing.virtual_loop import pass_time
 
 AT_ONCE = 8
@@ -177,6 +178,20 @@ async def test_a_cluster_that_begins_anew_is_obeyed(tmp_path: Path) -> None:
     await policies._tasks.wait()
     assert numbered(policies.current.record) == [(1, "# anew\n")]
     await policies.stop()
+
+
+async def test_a_rule_ends_with_its_mount_on_a_node_that_has_not_heard_of_it_yet(tmp_path: Path) -> None:
+    shared = Followers()
+    first, second = policies_at(tmp_path / "a", shared), policies_at(tmp_path / "b", shared)
+    before = '[tenant.t]\npaths = ["/t/**"]\n'
+    text = with_rule(before, "/d/**", {"ttl": '"2d"'}, of_mount=True)
+    await first.set(text, author="a")
+    await second.end_rule_of_mount("/d")
+    assert decode_record(shared.mirror[KEY]).text == second.current.record.text == before
+    await second.end_rule_of_mount("/d")
+    assert second.current.record.number == 2
+    for policies in (first, second):
+        await policies.stop()
 
 
 def history(name: str, count: int) -> PolicyRecord:
