@@ -73,13 +73,16 @@ def _compiled(pattern: str) -> GitIgnoreSpecPattern:
     evade a rule. Newlines are special: `.` matches none, and `$` matches before the last. Brackets match a slash."""
     try:
         regex, include = GitIgnoreSpecPattern.pattern_to_regex(pattern)
-        if regex is None:
+        if regex is None and "[" not in pattern:
             return GitIgnoreSpecPattern(None)
+        if regex is None:
+            raise ValueError("a bracket has no end")  # git ignores such a pattern
         if regex.endswith(_LIBRARY_END):  # its one `$` that is no literal
             regex = regex.removesuffix(_LIBRARY_END) + _END
         return GitIgnoreSpecPattern(re.compile(_BRACKETS.sub(_no_slash, regex), re.DOTALL), include)
     except (ValueError, IndexError, re.error) as error:
-        raise ValueError(f"{pattern!r} is no pattern of .gitignore") from error
+        hint = r", write \[ for a bracket in a name" if "[" in pattern else ""
+        raise ValueError(f"{pattern!r} is no pattern of .gitignore{hint}") from error
 
 
 def _no_slash(match: re.Match[str]) -> str:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.policy.document import parse_policy
+from headrace.policy.document import PolicyFaultsError, parse_policy
 from headrace.policy.effects import TimeToLive
 from headrace.policy.patterns import PathPatterns
 from headrace.policy.resolve import PolicyResolver
@@ -87,6 +87,16 @@ def test_brackets_stand_for_no_slash(pattern: str) -> None:
     """A user could make a directory that leads out of a rule."""
     assert PathPatterns(["/d/**", pattern]).match(b"/d/x/y")
     assert not PathPatterns(["/d/**", pattern]).match(b"/d/x.y")
+
+
+@pytest.mark.parametrize("pattern", ["/d/[a", "/d/x[!a", "!/d/[", "/d/[]", "/d/[^]f", "/d[a/b]c", "[a"])
+def test_a_bracket_without_its_end_is_refused(pattern: str) -> None:
+    """To git it matches nothing: a rule would seem to work."""
+    with pytest.raises(PolicyFaultsError) as raised:
+        parse_policy(f'[[rule]]\nttl = "1h"\nmatch = ["/e/**", "{pattern}"]\n')
+    assert [fault.line for fault in raised.value.faults] == [3]
+    assert r"write \[ for a bracket in a name" in str(raised.value)
+    assert PathPatterns([r"/d/\[a"]).match(b"/d/[a")
 
 
 def test_a_limit_and_a_life_hold_for_names_with_newlines() -> None:
