@@ -101,7 +101,7 @@ class ConnectionPool:
             peer.errors += 1
             now = time.monotonic()
             quiet = now - peer.last_received_s > SILENCE_S + PING_S and not _was_late(limit)
-            if not limit.expired() or quiet:
+            if not limit.expired() or quiet or not peer.breaker.closed:  # a probe needs a result
                 silent = limit.expired() or (isinstance(error, PeerError) and error.silent)
                 peer.breaker.failed(now, chance=random.random(), silent=quiet and silent)
             if not limit.expired():
