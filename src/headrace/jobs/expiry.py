@@ -34,6 +34,8 @@ EXAMINED_AT_ONCE = 2000
 """Files that are looked at before others have their turn on the disk's threads: some 50 ms."""
 KEPT_AGAIN_S = 3600.0
 """Seconds after which a pinned or sealed file that has expired is looked at again."""
+SET_BACK_S = 5.0
+"""Seconds by which the wall clock may go back before all times to live are set anew."""
 
 
 class CachedLives:
@@ -125,6 +127,10 @@ class Expiry:
 
     def _examine(self, now_s: float) -> tuple[list[FileId], bool]:
         """Return files to remove now. Runs on one thread of the disk at a time."""
+        if now_s < self._wheel.examined_to_s - SET_BACK_S:
+            # the clock was set back: the wheel would examine nothing until that time comes again
+            self._wheel = TimerWheel(now_s)
+            self._scan_again()
         if self._scan_from is not None:
             start = self._scan_from
             batch = self._store.index.cached_batch(start)
@@ -148,6 +154,8 @@ class Expiry:
             return
         if life.start is LifeStart.USED:
             self._lives.uses.add(cached.id, min(now_s, self._times(cached)[1]))
+            if self._lives.uses.of(cached.id) > now_s + SET_BACK_S:
+                self._lives.uses.use([cached.id], now_s)
         self._wheel.set(cached.id, self._end_of(cached, life))
 
     def _expires_at(self, now_s: float, id: FileId) -> float | None:
