@@ -34,6 +34,10 @@ REPORTED_MAX = 256
 TRIAL_ROWS_MAX = 1000
 """The limit for the rows of one TrialAnswer."""
 TRIAL_WORD_MAX = 300
+INT64_MAX = (1 << 63) - 1
+SizeBytes = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
+"""A size of a file, or a position in it. The index and every system call take no larger one."""
+TimeNs = Annotated[int, msgspec.Meta(ge=-INT64_MAX - 1, le=INT64_MAX)]
 
 
 # ---------------------------------------------------------------- requests
@@ -55,11 +59,11 @@ class FileRange(msgspec.Struct, frozen=True):
     """Bytes start..end of one version of a file. path: in the namespace, with its leading slash."""
 
     path: bytes
-    size_bytes: int
-    mtime_ns: int
+    size_bytes: SizeBytes
+    mtime_ns: TimeNs
     token: str
-    start: int
-    end: int
+    start: SizeBytes
+    end: SizeBytes
 
     def __post_init__(self) -> None:
         check_path(self.path)
@@ -295,13 +299,14 @@ class FailedOverFile(msgspec.Struct, frozen=True, array_like=True):
     what the origin has now."""
 
     path: bytes
-    inode: int
-    ctime_ns: int
-    size_bytes: int
+    inode: Annotated[int, msgspec.Meta(ge=0)]
+    ctime_ns: TimeNs
+    size_bytes: SizeBytes
     version: Version
 
     def __post_init__(self) -> None:
         check_path(self.path)
+        _check_version(self.version)
 
 
 class FailoverReport(Message, frozen=True):
@@ -323,6 +328,10 @@ class VersionResolved(Message, frozen=True):
     will be."""
 
     version: Version | None
+
+    def __post_init__(self) -> None:
+        if self.version is not None:
+            _check_version(self.version)
 
 
 class PinnedTenant(msgspec.Struct, frozen=True, array_like=True):
@@ -366,8 +375,8 @@ class TrialAnswer(Message, frozen=True):
 class NameRow(msgspec.Struct, frozen=True, array_like=True):
     name: bytes
     kind: int
-    size_bytes: int
-    mtime_ns: int
+    size_bytes: SizeBytes
+    mtime_ns: TimeNs
     token: str
 
 
@@ -375,8 +384,14 @@ class Names(Message, frozen=True):
     """Entries of a directory. good_for_s: seconds for which the listing may still be used."""
 
     rows: list[NameRow]
-    good_for_s: float
+    good_for_s: Annotated[float, msgspec.Meta(ge=0)]
     last: bool
+
+
+def _check_version(version: Version) -> None:
+    """Refuse a version that no index can have."""
+    if not (0 <= version.size_bytes <= INT64_MAX and -INT64_MAX <= version.mtime_ns <= INT64_MAX):
+        raise ValueError(f"a version of {version.size_bytes} bytes and time {version.mtime_ns}")
 
 
 ListingRequest = ListShared | LookupShared
