@@ -62,6 +62,7 @@ class Membership:
         self._departed: dict[str, tuple[NodeInfo, float]] = {}
         self._record_lost_s = float("-inf")
         self._changed = asyncio.Event()
+        self._making_view = asyncio.Lock()
         self._tasks = OwnedTasks()
         self._eviction = ""
         self.view: ClusterView | None = None
@@ -256,15 +257,17 @@ class Membership:
 
     async def _make_view(self) -> None:
         """Compute the view and publish it. The ring is built in a thread, because it takes some ms a node. The
-        members are stored for the next run."""
-        old_view, nodes = self.view, {**self._may_return(), **self._nodes, self._info.id: self._info}
-        if old_view is not None and dict(old_view.nodes) == nodes:
-            return
-        loop = asyncio.get_running_loop()
-        self.view = await loop.run_in_executor(None, lambda: _view_of(nodes, old_view, me=self._info.id))
-        self._on_view(self.view)
-        if self._last is not None and self.joined.is_set():
-            await loop.run_in_executor(None, self._last.write, list(nodes.values()))
+        members are stored for the next run. A node that joins late may have two calls at a time: the second one knows
+        more, and must not be overtaken."""
+        async with self._making_view:
+            old_view, nodes = self.view, {**self._may_return(), **self._nodes, self._info.id: self._info}
+            if old_view is not None and dict(old_view.nodes) == nodes:
+                return
+            loop = asyncio.get_running_loop()
+            self.view = await loop.run_in_executor(None, lambda: _view_of(nodes, old_view, me=self._info.id))
+            self._on_view(self.view)
+            if self._last is not None and self.joined.is_set():
+                await loop.run_in_executor(None, self._last.write, list(nodes.values()))
 
 
 def _view_of(nodes: dict[str, NodeInfo], old_view: ClusterView | None, *, me: str) -> ClusterView:

@@ -1,15 +1,20 @@
-"""A node that could not record that it drains does not leave its own ring alone."""
+"""All nodes come to one view of the members, whatever fails or is slow meanwhile."""
 
 from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
 
 import msgspec
 import pytest
 
 from headrace.base.errors import ClusterUnavailableError
+from headrace.base.tasks import OwnedTasks
 from headrace.cluster.embedded import EmbeddedRecords
-from headrace.cluster.membership import Membership
+from headrace.cluster.membership import Membership, _view_of
 from headrace.cluster.records import Followers
-from headrace.ring.view import NodeInfo
+from headrace.ring.view import ClusterView, NodeInfo
 from headrace.testing.virtual_loop import pass_time
 
 
@@ -68,3 +73,27 @@ async def test_nodes_agree_on_the_owners_after_a_drain_that_failed(fails: str) -
     assert first.owners == second.owners == ["a", "c"]
     for node in nodes:
         await node.membership.stop()
+
+
+async def test_an_earlier_view_that_takes_longer_does_not_replace_a_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two are computed at once where a node joins late, and others join or leave."""
+    later_is_done = threading.Event()
+
+    def slow_first(nodes: dict[str, NodeInfo], *args: Any, **rest: Any) -> ClusterView:
+        if "b" not in nodes:
+            later_is_done.wait(1.0)  # in vain where the later one waits for this one
+        return _view_of(nodes, *args, **rest)
+
+    member = NodeOfCluster(Followers(), "a")
+    monkeypatch.setattr("headrace.cluster.membership._view_of", slow_first)
+    second = NodeInfo("b", "run-b", "127.0.0.1:1", "", 1 << 30, "0", 1)
+    async with OwnedTasks() as tasks:
+        first = tasks.start(member.membership._make_view())
+        await asyncio.sleep(0)
+        member.membership._on_record("nodes/b", msgspec.json.encode(second))
+        await member.membership._make_view()
+        later_is_done.set()
+        await first
+    assert member.owners == ["a", "b"]
