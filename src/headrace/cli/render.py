@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -125,6 +126,8 @@ def _shown(name: str, value: Any) -> str:
         from headrace.base.sizes import show_size
 
         return show_size(value) if value < 1024 else f"{show_size(value)} ({value})"
+    if isinstance(value, float) and name.rsplit(".", 1)[-1] == "created_s":
+        return f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(value))} ({value})"
     if value is None or value in ([], {}):
         return "-"
     return str(value)

@@ -51,6 +51,8 @@ class PolicyRecord(msgspec.Struct, frozen=True):
             if self.versions
             else "none is set"
         )
+        if number < 1:
+            raise PathNotFoundError("an earlier version of the policy", why=kept)
         raise PathNotFoundError(f"version {number} of the policy", why=kept)
 
     def includes(self, other: PolicyRecord) -> bool:

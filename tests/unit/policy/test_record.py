@@ -87,3 +87,10 @@ def test_listeners_hear_of_changes_of_the_text_only() -> None:
     policy.adopt(PolicyRecord([PolicyVersion(1, RULE), PolicyVersion(2, RULE)]))
     assert len(before) == 1 and before[0].of(b"/a/b").ttl is None
     assert policy.record.number == 2
+
+
+@pytest.mark.parametrize("count, why", [(0, "none is set"), (1, "versions 1 to 1 are kept")])
+def test_a_version_before_the_first_is_called_an_earlier_one(count: int, why: str) -> None:
+    record = after(count)
+    with pytest.raises(PathNotFoundError, match=f"an earlier version of the policy.*{why}"):
+        record.version(record.number - 1)
