@@ -154,7 +154,9 @@ def parse_head(head: bytes) -> Request:
     parser = httptools.HttpRequestParser(parts)
     try:
         parser.feed_data(head)
-    except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+    except httptools.HttpParserUpgrade:
+        pass  # an offer to speak another protocol, which a server may ignore (RFC 9110, 7.8); the head is complete
+    except httptools.HttpParserError as error:
         if isinstance(error.__context__, BadRequestError):
             raise error.__context__ from None
         raise BadRequestError(HttpFault.NO_REQUEST, f"not a request of HTTP/1.1: {error}") from error

@@ -56,6 +56,19 @@ def test_a_host_that_is_too_long_for_a_name_is_none_of_this_host() -> None:
     )
 
 
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_an_offer_of_another_protocol_is_ignored(method: str) -> None:
+    """Java's client and `curl --http2` offer HTTP/2 with the first request of a plain connection."""
+    request = parse_head(
+        f"{method} /b/k?x=1 HTTP/1.1\r\nHost: h\r\nConnection: Upgrade, HTTP2-Settings\r\nContent-Length: 3\r\n"
+        "Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\nX-Last: 1\r\n\r\n".encode()
+    )
+    assert (request.method, request.path, request.argument("x")) == (method, b"/b/k", "1")
+    assert (request.header("x-last"), request.keep_alive) == ("1", True)
+    with pytest.raises(BadRequestError):
+        parse_head(b"CONNECT h:80 HTTP/1.1\r\nHost: h\r\n\r\n")
+
+
 def test_repeated_headers_and_names_that_are_not_utf8() -> None:
     request = parse_head(b"GET /b/%ff?a=%fe HTTP/1.1\r\nHost: h\r\nX-One: a\r\nx-one:  b \r\n\r\n")
     assert request.headers["x-one"] == "a,b"
