@@ -12,6 +12,7 @@ import msgspec
 
 from headrace.base.errors import HeadraceError
 from headrace.base.fork_safe_pool import ForkSafePool
+from headrace.base.os_errors import PLAIN_FILES
 from headrace.vfs.streams import Content
 from headrace.vfs.vfs import Vfs
 
@@ -83,22 +84,28 @@ def _next_result(in_flight: deque[Future[ReadResult]], *, ordered: bool, on_erro
 
 
 def read_file(vfs: Vfs, number: int, path: str, start: int, end: int | None) -> ReadResult:
-    """Read bytes start to end of a file. Errors of Headrace are in the result."""
+    """Read bytes start to end of a file. Errors are in the result."""
     try:
         return ReadResult(number, path, vfs.read(os.fsencode(path), start, end))
-    except HeadraceError as error:
-        return ReadResult(number, path, b"", error)
+    except (HeadraceError, OSError) as error:
+        return failed_read(number, path, error)
 
 
 def read_content(
     number: int, path: str, open_content: Callable[[], Content], start: int, end: int | None
 ) -> ReadResult:
-    """Open a file, read bytes start to end, and close it. Errors of Headrace are in the result."""
+    """Open a file, read bytes start to end, and close it. Errors are in the result."""
     try:
         content = open_content()
         try:
             return ReadResult(number, path, content.read(start, content.size_bytes if end is None else end))
         finally:
             content.close()
-    except HeadraceError as error:
-        return ReadResult(number, path, b"", error)
+    except (HeadraceError, OSError) as error:
+        return failed_read(number, path, error)
+
+
+def failed_read(number: int, path: str, error: HeadraceError | OSError) -> ReadResult:
+    """Return the result of a read that failed. An error of the disk that has the cache is a StoreError."""
+    known = error if isinstance(error, HeadraceError) else PLAIN_FILES.translate(error, path)
+    return ReadResult(number, path, b"", known)

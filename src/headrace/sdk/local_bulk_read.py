@@ -23,7 +23,15 @@ import msgspec
 from headrace.base.errors import HeadraceError
 from headrace.base.fork_safe_pool import ForkSafePool
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId, Kind
-from headrace.sdk.bulk_read import AHEAD, READ_MANY_THREADS, OnError, ReadResult, Wanted, read_content
+from headrace.sdk.bulk_read import (
+    AHEAD,
+    READ_MANY_THREADS,
+    OnError,
+    ReadResult,
+    Wanted,
+    failed_read,
+    read_content,
+)
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.vfs.streams import Content
 
@@ -109,8 +117,8 @@ class _BulkRead:
                     )
                 finally:
                     source.close()
-        except HeadraceError as error:
-            return ReadResult(number, path, b"", error)
+        except (HeadraceError, OSError) as error:
+            return failed_read(number, path, error)
         if isinstance(source, Content):
             content = source
             future: Future[ReadResult] = self._threads.executor().submit(
