@@ -95,6 +95,41 @@ file.close()
     assert tree_of(host.truth) == {"f": b"bytes".hex()}
 
 
+def test_a_file_with_the_inode_number_of_a_removed_one_stays_open(make_host: MakeHost) -> None:
+    """The kernel knows the removed file, too, and compares the generation that the next session sends."""
+    host = make_host(write="back", persist_delay_s=600)
+    host.up()
+    process = Writer(host.mount).start(
+        """
+kept = []
+for _ in range(100):
+    open('old', 'w').close()
+    number = os.stat('old').st_ino
+    kept.append(os.open('old', os.O_PATH))  # the kernel does not forget it
+    os.unlink('old')
+    file = open('new', 'wb', buffering=0)
+    if os.fstat(file.fileno()).st_ino == number:
+        break
+    file.close()
+    os.unlink('new')
+else:
+    sys.exit('the disk gives no number again')
+print('open')
+input()
+os.link('new', 'linked')  # its answer has the generation
+file.write(b'bytes')
+"""
+    )
+    with process:
+        assert process.stdout is not None
+        if process.stdout.readline() != "open\n":
+            pytest.skip("this file system gives no inode number to another file")
+        host.wait_pid("session", other_than=host.kill("session"))
+        process.communicate("\n", timeout=60)
+    assert process.returncode == 0
+    assert Writer(host.mount).tree() == {"new": b"bytes".hex(), "linked": b"bytes".hex()}
+
+
 def check(make_host: MakeHost, tmp_path: Path, operations: tuple[str, ...], *, mode: str, step: str) -> None:
     """Each operation, in which the session dies if it comes so far; a few, as the holder starts the next one later
     each time."""
