@@ -128,7 +128,7 @@ def answering(
             with contextlib.suppress(OSError):
                 self.wfile.write(content)
 
-        do_GET = do_POST
+        do_GET = do_DELETE = do_POST
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True

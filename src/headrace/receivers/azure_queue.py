@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from email.utils import formatdate
 from xml.etree import ElementTree
 
-from headrace.base.errors import OriginDeniedError, OriginError, UsageError
+from headrace.base.errors import OriginDeniedError, OriginError, OriginUnavailableError, UsageError
 from headrace.events.changes import EventFormatError, ReportedChanges
 from headrace.events.decode import decode_message
 from headrace.origin.options import OriginOptions
@@ -72,9 +72,19 @@ class AzureQueue:
         return await asyncio.to_thread(self._messages, answer)  # up to 3 MiB of XML
 
     async def delete(self, messages: Sequence[QueuedMessage]) -> None:
+        """Delete messages that were handled. One that was delivered again meanwhile has another receipt: the others are
+        deleted nevertheless, and OriginError is raised at the end."""
+        refused: OriginError | None = None
         for message in messages:
             id, _, receipt = message.receipt.partition(" ")
-            await self._call("DELETE", f"/messages/{id}", {"popreceipt": receipt})
+            try:
+                await self._call("DELETE", f"/messages/{id}", {"popreceipt": receipt})
+            except (OriginDeniedError, OriginUnavailableError):
+                raise
+            except OriginError as error:
+                refused = error
+        if refused is not None:
+            raise refused
 
     async def close(self) -> None:
         await self._http.close()

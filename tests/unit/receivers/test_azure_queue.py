@@ -15,6 +15,7 @@ from headrace.origin.options import OriginOptions
 from headrace.receivers import azure_queue
 from headrace.receivers.azure_queue import AzureQueue
 from headrace.receivers.factory import build_queue
+from headrace.receivers.source import QueuedMessage
 from headrace.testing.servers import ServerMissing
 from tests.emulators import AzuriteQueue, azurite_queue
 from tests.event_services import answering
@@ -106,6 +107,22 @@ async def test_a_token_is_sent_instead_of_a_signature() -> None:
         assert await queue.receive() == []
         await queue.close()
     assert shown == ["Bearer of-entra"]
+
+
+async def test_a_message_that_was_delivered_again_leaves_the_others_to_be_deleted() -> None:
+    """Its receipt is not valid any more. All others would be handled again, and again."""
+    deleted: list[str] = []
+
+    def answer(_: str, path: str, __: bytes) -> tuple[int, bytes]:
+        deleted.append(path.partition("?")[0].rpartition("/")[2])
+        return (404 if deleted[-1] == "b" else 204), b""
+
+    with answering(answer) as address:
+        queue = AzureQueue(f"http://{address}/account/changes", OriginOptions(token="of-entra"))
+        with pytest.raises(OriginError):
+            await queue.delete([QueuedMessage(f"{id} receipt", ReportedChanges([])) for id in "abc"])
+        await queue.close()
+    assert deleted == ["a", "b", "c"]
 
 
 BOMB = b'<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;">]><QueueMessagesList>&b;</QueueMessagesList>'
