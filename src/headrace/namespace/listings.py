@@ -231,7 +231,7 @@ class Listings:
         writer, listing = ListingWriter(self._index.names, directory), self._pending.listing(path)
         try:
             for name in self._tree.mounts.below(path):
-                writer.keep(name)
+                writer.keep_directory(name)
             yield writer, listing
         finally:
             if changed := writer.close():
@@ -242,6 +242,8 @@ class Listings:
     ) -> None:
         """Complete the listing in the index: keep the pending names of other nodes, remove names that no node and no
         origin has."""
+        for name in self._tree.mounts.below(listing.directory_path):  # some may be new
+            writer.keep_directory(name)
         changed = self._pending.apply_over(listing, directory)
         changed += writer.finish(fresh_until_ns)
         listing.end()

@@ -140,7 +140,7 @@ class NameResolver:
 
     async def _lookup_one(self, parent: FileId, name: bytes, *, for_peer: bool) -> None:
         path, mount, key = self._tree.origin_of(parent)
-        if mount is None:
+        if mount is None or name in self._tree.mounts.below(path):
             return
         if self._pending.row(path, name) is not None:
             self._report(self._pending.apply(path, parent))
@@ -154,16 +154,25 @@ class NameResolver:
                     self._remove(parent, name, path)
                 return
         child = f"{key}/{os.fsdecode(name)}" if key else os.fsdecode(name)
+        await self._lookup_at_origin(mount.origin, child, path, parent, name)
+
+    async def _lookup_at_origin(
+        self, origin: Origin, key: str, path: bytes, parent: FileId, name: bytes
+    ) -> None:
+        """Look up one name. `path` is that of its directory. A name that is an object and a prefix is a directory."""
         deadline = Deadline.after(self._timeout_s, patience_s=self._listings.patience_s(parent))
         try:
-            info = await mount.origin.head(child, deadline=deadline)
+            info = await origin.head(key, deadline=deadline)
         except PathNotFoundError:
-            if await _is_directory(mount.origin, child, deadline):
+            if await _is_directory(origin, key, deadline):
                 self._put(parent, name, None)
             else:
                 self._remove(parent, name, path)
         else:
-            self._put(parent, name, info.version)
+            known = self._index.lookup(parent, name)
+            is_hidden = known is not None and known.kind is Kind.DIRECTORY
+            if not is_hidden or not await _is_directory(origin, key, deadline):
+                self._put(parent, name, info.version)
 
     def _put(self, parent: FileId, name: bytes, version: Version | None) -> None:
         """Enter a file into the index, or a directory, which has no version."""

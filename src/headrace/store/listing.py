@@ -4,6 +4,9 @@ Names appear, and change, as pages arrive. Missing names are removed at the end,
 fresh. An entry that this node replaced or removed meanwhile does not come back with a page that was read before. So a
 listing that is abandoned half-way leaves nothing wrong. Memory: the set of listed names, and none if the directory was
 empty before.
+
+A name that is an object and a prefix is a directory, also if the two come in different pages. So a file replaces a
+directory of the index only at the end, when no page had that directory.
 """
 
 from __future__ import annotations
@@ -29,12 +32,19 @@ class ListingWriter:
         self._changed: list[tuple[FileId, bytes]] = []
         self._outdated: dict[bytes, list[tuple[Kind, Version]]] = {}
         self._settled: set[bytes] = set()
+        self._hidden: dict[bytes, Version] = {}  # listed files whose name is a directory of the index
+        self._directories: set[bytes] = set()
         names.begin_listing(directory, self)
 
     def keep(self, name: bytes) -> None:
         """Keep a name from being removed, listed or not."""
         if self._listed is not None:
             self._listed.add(name)
+
+    def keep_directory(self, name: bytes) -> None:
+        """Keep the directory of a mount, which hides what the origin around it has under its name."""
+        self.keep(name)
+        self._directories.add(name)
 
     def outdate(self, name: bytes, kind: Kind, version: Version) -> None:
         """Record that an entry is out of date; the listing may have been read before the change."""
@@ -66,9 +76,13 @@ class ListingWriter:
         if self._settled:
             good = [row for row in good if row[1] is Kind.DIRECTORY or row[0] not in self._settled]
         with self._names.batch():
-            self._changed += self._names.put_children(self._directory, good, notify_new=self._notify_new)
-        for name, _, _ in good:
+            self._changed += self._names.put_children(
+                self._directory, good, notify_new=self._notify_new, hidden=self._hidden
+            )
+        for name, kind, _ in good:
             self.keep(name)
+            if kind is Kind.DIRECTORY and self._listed is not None:
+                self._directories.add(name)
 
     def finish(self, fresh_until_ns: int) -> list[tuple[FileId, bytes]]:
         """Remove names that were not listed and mark the listing as fresh, in one commit. Return the names that changed
@@ -81,12 +95,29 @@ class ListingWriter:
                 if entry.name not in self._listed
             ]
         with self._names.batch():
+            self._changed += self._names.put_children(self._directory, self._shown_files())
             for entry in missing:
                 if entry.name not in (self._listed or ()):
                     self._names.remove(self._directory, entry.name)
                     self._changed.append((self._directory, entry.name))
             self._names.set_fresh_until(self._directory, fresh_until_ns)
         return self.close()
+
+    def _shown_files(self) -> list[tuple[bytes, Kind, Version]]:
+        """Return the files that take the place of a directory. Names that this node changed meanwhile stay as they are.
+        Of a directory that was empty before, each name is one of this listing."""
+        if self._listed is None:
+            return []
+        changed = self._directories | self._outdated.keys() | self._settled
+        return sorted(
+            (name, Kind.FILE, version)
+            for name, version in self._hidden.items()
+            if name not in changed and self._is_directory(name)
+        )
+
+    def _is_directory(self, name: bytes) -> bool:
+        entry = self._names.rows.lookup(self._directory, name)
+        return entry is not None and entry.kind is Kind.DIRECTORY
 
     def close(self) -> list[tuple[FileId, bytes]]:
         """End the listing, complete or not, and return changed names that were not returned yet. Always call it: until

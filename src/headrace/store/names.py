@@ -88,17 +88,7 @@ class NameWriter:
         """Return the id of a file, and whether the name belonged to something else before. An equal version keeps its
         id, and its attributes unless new ones are passed."""
         with self.batch():
-            old = self._current(parent, name)
-            if old is not None and old.kind is Kind.FILE and old.version == version:
-                if attributes is not None and old.attributes != attributes:
-                    value = pack_entry(Kind.FILE, old.id, old.version, attributes)
-                    self._transactions.put(self._entries, entry_key(parent, name), value)
-                elif old.attributes is None and old.version.mtime_ns != version.mtime_ns:
-                    self._redate(old.id)  # but not for this node's own uploads, whose response had no time
-                return old.id, False
-            return self._replace(
-                parent, name, Kind.FILE, version, old, attributes=attributes
-            ), old is not None
+            return self._put_file(parent, name, version, self._current(parent, name), attributes)
 
     def remove(self, parent: FileId, name: bytes) -> bool:
         """Remove a name with everything below it; return False if it does not exist."""
@@ -140,10 +130,16 @@ class NameWriter:
             self._listings.pop(directory, None)
 
     def put_children(
-        self, directory: FileId, rows: list[tuple[bytes, Kind, Version]], *, notify_new: bool = False
+        self,
+        directory: FileId,
+        rows: list[tuple[bytes, Kind, Version]],
+        *,
+        notify_new: bool = False,
+        hidden: dict[bytes, Version] | None = None,
     ) -> list[tuple[FileId, bytes]]:
         """Store names of one directory, sorted. Return those that belonged to another entry before and, with
-        notify_new, the new ones, too. The directory must be current."""
+        notify_new, the new ones, too. The directory must be current. hidden: gets the files whose name is a directory
+        of the index, which stays; None: such a file replaces it."""
         changed: list[tuple[FileId, bytes]] = []
         with self.batch():
             if not rows or (
@@ -162,7 +158,7 @@ class NameWriter:
                         self._replace(directory, name, kind, version, old)
                         replaced = old is not None
                 else:
-                    replaced = self.put_file(directory, name, version)[1]
+                    replaced = self._put_child(directory, name, version, hidden)
                 if replaced or (notify_new and self._transactions.next_id != next_id):
                     changed.append((directory, name))
                 previous = name
@@ -197,6 +193,34 @@ class NameWriter:
         for writer in self._listings.get(parent, ()):
             writer.keep(name)
         return self.rows.lookup(parent, name)
+
+    def _put_child(
+        self, directory: FileId, name: bytes, version: Version, hidden: dict[bytes, Version] | None
+    ) -> bool:
+        """Store a listed file. Return whether the name belonged to another entry before. hidden: as in put_children."""
+        old = self._current(directory, name)
+        if hidden is not None and old is not None and old.kind is Kind.DIRECTORY:
+            hidden[name] = version
+            return False
+        return self._put_file(directory, name, version, old)[1]
+
+    def _put_file(
+        self,
+        parent: FileId,
+        name: bytes,
+        version: Version,
+        old: Entry | None,
+        attributes: Attributes | None = None,
+    ) -> tuple[FileId, bool]:
+        if old is not None and old.kind is Kind.FILE and old.version == version:
+            if attributes is not None and old.attributes != attributes:
+                value = pack_entry(Kind.FILE, old.id, old.version, attributes)
+                self._transactions.put(self._entries, entry_key(parent, name), value)
+            elif old.attributes is None and old.version.mtime_ns != version.mtime_ns:
+                self._redate(old.id)  # but not for this node's own uploads, whose response had no time
+            return old.id, False
+        id = self._replace(parent, name, Kind.FILE, version, old, attributes=attributes)
+        return id, old is not None
 
     def _replace(
         self,
