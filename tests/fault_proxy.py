@@ -1,5 +1,5 @@
 """Run a proxy before a real server that injects faults into its responses: 500, 503, half a body, silence, refused
-connections.
+connections, pages of its own.
 
 Signatures stay valid, because the Host header passes through as the client sent it.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 from headrace.testing.servers import Server
 
-MODES = ("pass", "500", "503", "429", "half", "close", "hang", "stall", "lost")
+MODES = ("pass", "500", "503", "429", "half", "close", "hang", "stall", "lost", "page")
 """The faults.
 
 - half: send the whole head and half of the body, then close the connection.
@@ -26,7 +26,10 @@ MODES = ("pass", "500", "503", "429", "half", "close", "hang", "stall", "lost")
 - hang: send no response until the mode changes or the proxy ends, then close.
 - stall: send half of the body, then hang.
 - lost: let the server execute the request, and lose the response.
+- page: answer with status 200 and a page of the proxy, as some do during maintenance.
 """
+
+PAGE = b"<html><body><p>We will be back soon.</p></body></html>"
 
 _HOP_BY_HOP = (
     "connection",
@@ -173,6 +176,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send(
                 int(mode), [], b"<Error><Code>ByPlan</Code><Message>by plan</Message></Error>", complete=True
             )
+        elif mode == "page":
+            self._send(200, [("Content-Type", "text/html"), ("Content-Length", str(len(PAGE)))], PAGE)
         else:
             status, headers, body = self._forward(sent)
             if mode == "lost":
@@ -203,7 +208,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         finally:
             connection.close()
 
-    def _send(self, status: int, headers: list[tuple[str, str]], body: bytes, *, complete: bool) -> None:
+    def _send(
+        self, status: int, headers: list[tuple[str, str]], body: bytes, *, complete: bool = True
+    ) -> None:
         self.send_response_only(status)
         for name, value in headers:
             if name.lower() != "content-length" or self.command == "HEAD":

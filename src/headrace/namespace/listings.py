@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Protocol
 
 from headrace.base import boot_clock
@@ -37,6 +38,10 @@ STALE_EXTENSION_S = 5.0
 """Seconds for which the node uses an old listing, when the origin is unavailable, before it tries again."""
 WRITER_QUERIES_MAX = 64
 """Directories whose writers the node queries at the same time."""
+
+
+CONFIRMED_AMONG = 512
+"""Known names of a directory among which one is chosen for a lookup, when the listing has none."""
 
 
 class OthersNames(Protocol):
@@ -216,14 +221,41 @@ class Listings:
             if mount is not None:
                 # a listing of millions takes many requests, and each has the origin's own limit
                 deadline = Deadline.after(self._timeout_s * 10, patience_s=self.patience_s(directory))
+                is_empty = True
                 async for origin_page in mount.origin.list_directory(key, deadline=deadline):
+                    is_empty = is_empty and not (origin_page.objects or origin_page.directories)
                     page = self._changes.without_own(directory, path, origin_page)
                     if listing.is_bare:
                         writer.add(_files_of(page), map(os.fsencode, page.directories))
                     else:
                         _add_rows(writer, listing.rest(_rows_of(page)))
+                if is_empty:
+                    await self._confirm_empty(directory, path, mount, key, deadline)
             fresh_until_ns = FOREVER_NS if mount is None else _in_s(self._freshness.age_s(path, mount))
             self._finish(directory, writer, listing, fresh_until_ns)
+
+    async def _confirm_empty(
+        self, directory: FileId, path: bytes, mount: Mount, key: str, deadline: Deadline
+    ) -> None:
+        """Look up one of the names that a directory had, because its listing has none. A proxy before a store may
+        answer with a page of its own, and a client of the store finds no names in it. Raise OriginUnavailableError if
+        the origin still has that file."""
+        some = islice(self._index.children(directory), CONFIRMED_AMONG)
+        known = [entry for entry in some if self._pending.row(path, entry.name) is None]
+        if not known:
+            return
+        entry = min(known, key=lambda entry: entry.kind)  # a file, if there is one
+        name = os.fsdecode(entry.name)
+        try:
+            info = await mount.origin.head(f"{key}/{name}" if key else name, deadline=deadline)
+        except HeadraceError as error:
+            if error.retryable:
+                raise
+            return
+        if entry.kind is Kind.FILE and info.version == entry.version:
+            raise OriginUnavailableError(
+                f"{mount.url}/{key}", why="its listing of a directory lacks a file that it has"
+            )
 
     @contextmanager
     def _begin(self, directory: FileId, path: bytes) -> Iterator[tuple[ListingWriter, OriginListing]]:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.base.deadline import Deadline
-from headrace.base.errors import DeadlineExceededError, HeadraceError
+from headrace.base.errors import DeadlineExceededError, HeadraceError, OriginUnavailableError
 from headrace.base.model import Version
 from headrace.origin.obstore_errors import FOREIGN, translate
 
@@ -52,6 +52,15 @@ def version_of(meta: ObjectMeta) -> Version:
     if token and not token.endswith('"'):
         token = f'"{token}"'
     return Version(meta["size"], (meta["last_modified"] - _EPOCH) // _SECOND * 10**9, token)
+
+
+def stored_version(meta: ObjectMeta, target: str) -> Version:
+    """Return the version of an object in the answer to a HEAD. Raise OriginUnavailableError if the answer names none:
+    each object store does, and the page of a proxy before it does not."""
+    version = version_of(meta)
+    if not version.token and not version.mtime_ns:
+        raise OriginUnavailableError(target, why="the answer is not that of an object store")
+    return version
 
 
 def can_match(token: str) -> bool:

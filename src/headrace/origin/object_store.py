@@ -27,7 +27,7 @@ from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.base.tasks import all_of
 from headrace.origin.metadata import extras_of, from_metadata
 from headrace.origin.non_ascii_headers import read_non_ascii
-from headrace.origin.object_calls import Stores, can_match, translated, version_of, within
+from headrace.origin.object_calls import Stores, can_match, stored_version, translated, version_of, within
 from headrace.origin.object_write import ObjectWriter
 from headrace.origin.obstore_errors import NOT_ASCII, translate_listing
 from headrace.origin.origin import HIDDEN, Condition, ListPage, PutSource, check_range
@@ -93,8 +93,9 @@ class ObjectStoreOrigin:
             except PathNotFoundError:
                 await self._check_bucket(target)
                 raise
+        version = stored_version(result.meta, target)
         self._bucket_exists = True
-        return ObjectInfo(key, version_of(result.meta), from_metadata(result.attributes))
+        return ObjectInfo(key, version, from_metadata(result.attributes))
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline

@@ -24,7 +24,7 @@ from headrace.base.errors import (
 from headrace.base.model import Attributes, ObjectInfo, Version
 from headrace.origin.conditional_put import ConditionalPuts
 from headrace.origin.metadata import tags_of, to_metadata
-from headrace.origin.object_calls import Stores, can_match, translated, version_of, within
+from headrace.origin.object_calls import Stores, can_match, stored_version, translated, version_of, within
 from headrace.origin.obstore_errors import translate_put
 from headrace.origin.origin import (
     Absent,
@@ -139,7 +139,7 @@ class ObjectWriter:
         if isinstance(condition, Version) and by_token and can_match(condition.token):
             return {"e_tag": condition.token}
         meta = await self._meta_of(key, target)
-        check_condition(target, condition, None if meta is None else version_of(meta))
+        check_condition(target, condition, None if meta is None else stored_version(meta, target))
         return self._mode_that_matches(meta) if meta is not None and support.update else "overwrite"
 
     def _mode_that_matches(self, meta: ObjectMeta) -> PutMode:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,8 @@ from headrace.base.errors import (
     OriginDeniedError,
     OriginUnavailableError,
 )
-from headrace.base.model import ObjectInfo
+from headrace.base.model import ROOT_ID, ObjectInfo
+from headrace.namespace.mounts import Mount
 from headrace.origin.factory import build_origin, check_origin
 from headrace.origin.hedge import LEAST_S
 from headrace.origin.origin import Origin
@@ -23,6 +25,7 @@ from headrace.testing.servers import S3Server, free_ports
 from headrace.testing.waiting import until
 from tests.conformance.origin.origin_suite import listing_of, opened, soon
 from tests.fault_proxy import FaultProxy
+from tests.unit.namespace.tree_fixture import NamespaceFixture
 
 SIZE = 600_000
 DATA = bytes(range(250)) * (SIZE // 250)
@@ -98,6 +101,29 @@ async def test_half_a_listing_is_an_error_and_never_a_listing(proxy: FaultProxy)
     error, took_s = await spoil(proxy, "half", _list, 0.4)
     assert isinstance(error, OriginUnavailableError | DeadlineExceededError), error
     assert took_s < SOON_S
+
+
+async def test_a_page_of_a_proxy_takes_no_name_away(seaweedfs_proxy: FaultProxy, tmp_path: Path) -> None:
+    """Such a page has status 200, and a client of an object store finds an empty listing in it."""
+    proxy, tree = seaweedfs_proxy, NamespaceFixture(tmp_path / "index")
+    for name in ("f", "d/f", "e/g/f"):
+        proxy.server.put(f"page/{name}", DATA)
+    async with opened(build_origin(proxy.url("page"), proxy.options())) as origin:
+        tree.namespace.mount_points.attach(Mount("/", origin.url, origin, 3600.0))
+        files = [(await tree.namespace.resolver.resolve(path)).id for path in (b"/f", b"/d/f", b"/e/g/f")]
+        proxy.mode = "page"
+        try:
+            for path in (b"/", b"/d", b"/e", b"/e/g"):
+                directory = tree.namespace.tree.directory_at(path)
+                assert directory is not None
+                with pytest.raises(OriginUnavailableError):
+                    await tree.namespace.listings.refresh(directory)
+        finally:
+            proxy.mode = "pass"
+        assert [tree.index.path_of(file) for file in files] == [b"/f", b"/d/f", b"/e/g/f"]
+        await tree.namespace.listings.refresh(ROOT_ID)
+        assert await tree.names("/") == ["d", "e", "f"]
+    tree.index.close(clean=False)
 
 
 async def test_silence_ends_with_the_deadline(proxy: FaultProxy, call: Call) -> None:
