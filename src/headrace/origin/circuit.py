@@ -49,6 +49,8 @@ class Circuit:
         self._timer: asyncio.TimerHandle | None = None
         self._pausing = 0
         self._failed_s = float("-inf")
+        self.has_answered = False
+        """A call succeeded since the start, so the node had valid credentials."""
 
     @property
     def closed(self) -> bool:
@@ -80,7 +82,12 @@ class Circuit:
             self._pausing -= 1
 
     def succeeded(self) -> None:
-        """Record that the origin answered, even if only that an object does not exist."""
+        """Record that a call succeeded."""
+        self.has_answered = True
+        self._note_answer()
+
+    def _note_answer(self) -> None:
+        """Close the circuit: the origin answered, even if only that an object does not exist."""
         self._failing_since_s = None
         self._failed_keys.clear()
         self._failed_calls.clear()
@@ -96,7 +103,7 @@ class Circuit:
         time for which the origin asked for no requests."""
         if not _is_of_origin(error, took_s):
             if isinstance(error, OriginError | PathNotFoundError) and not error.retryable:
-                self.succeeded()
+                self._note_answer()
             return
         now_s = self._failed_s = monotonic_s()
         if self._failing_since_s is None:

@@ -18,6 +18,7 @@ from headrace.base.errors import (
     PathNotFoundError,
     VersionChangedError,
 )
+from headrace.origin.origin import NO_CREDENTIALS
 
 FOREIGN = (exceptions.BaseError, OSError, ValueError)
 """Exceptions of obstore: its own, FileNotFoundError, and ValueError for a key that it can't express."""
@@ -32,9 +33,16 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|specified bucket does not exist|FilesystemNotFound")
 _CORRUPT_BODY = re.compile(r"<Code>(BadDigest|XAmzContentSHA256Mismatch|XAmzContentChecksumMismatch)</Code>")
 _BROKEN = re.compile(
-    r"HTTP error|error sending request|error decoding|timed? ?out|connection|incomplete|unexpected end|broken pipe",
+    r"HTTP error|error sending request|error decoding|timed? ?out|connection|incomplete|unexpected end|broken pipe"
+    r"|invalid list response|ETag header missing",
     re.IGNORECASE,
 )
+_TRANSIENT_CODE = re.compile(
+    r"<Code>(ConditionalRequestConflict|OperationAborted|RequestTimeout|IncompleteBody|InternalError|SlowDown"
+    r"|ServiceUnavailable)</Code>"
+)
+"""Matches the codes of S3 that ask for another attempt, whatever the status: some come with 400, 409, or 200."""
+_EXPIRED_CODE = re.compile(r"<Code>(ExpiredToken|InvalidToken|TokenRefreshRequired)</Code>")
 _ROLE_REQUEST = re.compile(r"169\.254\.169\.254|169\.254\.170\.2|metadata\.google\.internal")
 _CREDENTIALS_HINT = "give access_key_id and secret_access_key, a profile, or anonymous=true"
 
@@ -78,14 +86,16 @@ def translate(error: BaseException, target: str) -> HeadraceError:
     if isinstance(error, exceptions.InvalidPathError | ValueError):
         return PathNotFoundError(target, why=INEXPRESSIBLE)
     if _ROLE_REQUEST.search(text):
-        return OriginDeniedError(target, why="no credentials found", hint=_CREDENTIALS_HINT)
+        return OriginDeniedError(target, why=NO_CREDENTIALS, hint=_CREDENTIALS_HINT)
     return _by_status(text, target, why)
 
 
 def _by_status(text: str, target: str, why: str) -> HeadraceError:
     match = _STATUS.search(text)
     status = int(match[1]) if match else 0
-    if status in (401, 403):
+    if _TRANSIENT_CODE.search(text):
+        return OriginUnavailableError(target, why=why)
+    if status in (401, 403) or _EXPIRED_CODE.search(text):
         return OriginDeniedError(target, why=why, hint="check the credentials and what they allow")
     if status == 404:
         return BucketNotFoundError(target, why=why)
@@ -100,6 +110,10 @@ def _by_status(text: str, target: str, why: str) -> HeadraceError:
 
 def translate_put(error: BaseException, target: str) -> HeadraceError:
     """Return the error of a put: a failed precondition is a conflict, and a 404 means the bucket."""
+    if _TRANSIENT_CODE.search(
+        str(error)
+    ):  # another request for this object is in progress, or the body came too late
+        return OriginUnavailableError(target, why=reason(error))
     if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
         return ConflictError(target, why="the object was changed, created or removed at the origin")
     if _CORRUPT_BODY.search(

@@ -21,6 +21,9 @@ from headrace.base.model import Attributes as Attributes
 HIDDEN = ".headrace-put-"
 """Prefix of temporary names during a put. No listing shows them."""
 
+NO_CREDENTIALS = "no credentials found"
+"""Cause of an OriginDeniedError: the service that gives a host its credentials does not answer."""
+
 Body = bytes | bytearray | memoryview
 """Type of bytes that are read and put: os.pwrite and a checksum take it without a copy."""
 

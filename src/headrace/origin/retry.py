@@ -17,10 +17,16 @@ from msgspec import structs
 
 from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
-from headrace.base.errors import ConflictError, DeadlineExceededError, HeadraceError, PathNotFoundError
+from headrace.base.errors import (
+    ConflictError,
+    DeadlineExceededError,
+    HeadraceError,
+    OriginUnavailableError,
+    PathNotFoundError,
+)
 from headrace.base.model import Attributes, ObjectInfo
 from headrace.origin.circuit import Circuit
-from headrace.origin.origin import Condition, ListPage, Origin, PutSource
+from headrace.origin.origin import NO_CREDENTIALS, Condition, ListPage, Origin, PutSource
 from headrace.origin.wrapper import CallName, Result, WrapperOrigin
 
 PAUSE_S = 0.05
@@ -179,6 +185,8 @@ class Attempts:
     async def failed(self, error: HeadraceError) -> None:
         """Record a failed attempt and wait before the next one. Raise the error if there is no next one."""
         took_s = monotonic_s() - self._began_s
+        if error.why == NO_CREDENTIALS and self._circuit.has_answered:
+            error = OriginUnavailableError(error.what, why="its credentials can't be renewed now")
         wait_s = await self._requested_pause(self._key, error)
         self._circuit.failed(self, self._key, error, took_s=took_s, wait_s=wait_s)
         if not error.retryable:

@@ -17,7 +17,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import Version
 from headrace.origin.memory import MemoryOrigin
-from headrace.origin.origin import Origin
+from headrace.origin.origin import NO_CREDENTIALS, Origin
 from headrace.origin.retry import PAUSE_S, PAUSE_S_MAX, RetryOrigin
 from headrace.testing.virtual_loop import pass_time, skipped_s
 from tests.faulty_origin import FaultyOrigin, PlannedFault
@@ -180,3 +180,18 @@ async def test_a_cancel_ends_the_wait() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert setting.faulty.count("head") == 1
+
+
+@pytest.mark.parametrize("call", list(CALLS))
+async def test_credentials_that_cannot_be_renewed_for_a_moment_are_no_refusal(call: str) -> None:
+    """Without them from the start, the origin is refused at once."""
+    setting = Setting()
+    lacking = OriginDeniedError("f", why=NO_CREDENTIALS)
+    setting.faulty.fail("head", lacking, numbers=range(1))
+    with pytest.raises(OriginDeniedError):
+        await _head(setting.origin, setting.version, Deadline.after(60))
+    await _head(setting.origin, setting.version, Deadline.after(60))
+    before = setting.faulty.count(call)
+    setting.faulty.fail(call, lacking, numbers=range(3))
+    await CALLS[call](setting.origin, setting.version, Deadline.after(60))
+    assert setting.faulty.count(call) == before + 4
