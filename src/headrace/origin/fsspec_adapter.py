@@ -1,13 +1,17 @@
 """Adapt any fsspec file system as an origin: hdfs, oss, sftp and every other driver.
 
-fsspec has no conditional read, so a version is compared before and after. Its listings come complete, so a
+fsspec has no conditional read, so a version is compared before and after. Where it is a time and a size, a read waits
+for a file that was written this moment. Its listings come complete, so a
 directory's listing takes memory for all of its entries. Calls run in threads. fsspec_write.py writes files.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import datetime
 from typing import Any
@@ -28,6 +32,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.commit_point import AbandonedError, CommitPoint
+from headrace.origin.file_ticks import tick_left_s
 from headrace.origin.fsspec_write import info_of, put_file
 from headrace.origin.origin import (
     HIDDEN,
@@ -40,6 +45,7 @@ from headrace.origin.origin import (
     is_path,
 )
 from headrace.origin.threads import Threads
+from headrace.origin.transient_errors import TRANSIENT
 
 _PAGE = 1000
 _TOKENS = ("ETag", "etag", "e_tag", "checksum", "md5", "md5Hash", "content_md5", "sha256")
@@ -103,6 +109,8 @@ def _translate(error: Exception, target: str, why: str) -> HeadraceError:
         return OriginDeniedError(target, why=why)
     if isinstance(error, ConnectionError | TimeoutError) or "connect" in type(error).__name__.lower():
         return OriginUnavailableError(target, why=why)
+    if isinstance(error, socket.gaierror) or (isinstance(error, OSError) and error.errno in TRANSIENT):
+        return OriginUnavailableError(target, why=why)
     return OriginError(target, why=why)
 
 
@@ -140,6 +148,8 @@ class FsspecOrigin:
             before = await self.head(key, deadline=deadline)
             self._compare(before, version, target)
             check_range(target, start, end, version)
+            if not version.token:
+                await asyncio.sleep(tick_left_s(version.mtime_ns, time.time_ns()))
             body: bytes = await self._call(
                 lambda: self._files.cat_file(self._path(key), start=start, end=end), target, deadline
             )

@@ -8,6 +8,7 @@ a condition, so the file is compared just before. A hidden file that a crash lef
 from __future__ import annotations
 
 import contextlib
+import errno
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -89,13 +90,35 @@ def _write_and_rename(
 
 
 def _rename(files: Any, hidden: str, path: str) -> None:
+    """Rename the new file. A driver that can't rename over a file gets the old one out of the way, and the name is
+    absent for a moment. The old file is removed only when the new one has its name."""
+    if _move(files, hidden, path):
+        return
+    old = f"{hidden}-old"
     try:
-        files.mv(hidden, path)
+        _move(files, path, old)
+        if not _move(files, hidden, path):
+            raise OSError(errno.EBUSY, "another program makes this file")
+    except BaseException:
+        with contextlib.suppress(Exception):
+            if info_of(files, path) is None:
+                files.mv(old, path)
+            else:
+                files.rm_file(old)
+        raise
+    with contextlib.suppress(Exception):
+        files.rm_file(old)
+
+
+def _move(files: Any, source: str, target: str) -> bool:
+    """Rename a file, also if the response is lost. Return False if the driver can't rename over the target."""
+    try:
+        files.mv(source, target)
     except OSError:
-        if info_of(files, path) is None:
+        if info_of(files, target) is None:
             raise
-        files.rm_file(path)  # the driver can't rename over a file, so the name is absent for a moment
-        files.mv(hidden, path)
+        return info_of(files, source) is None
+    return True
 
 
 def _write_in_parts(

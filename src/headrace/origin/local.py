@@ -1,7 +1,8 @@
 """Serve a directory of this host, or of a network file system mounted on it, as an origin.
 
 obstore's local store is not used, because it refuses names that are not UTF-8. Calls run in threads. A version
-consists of mtime, size and inode; a read compares them before and after. local_write.py writes files.
+consists of mtime, size and inode; a read compares them before and after, and waits for a file that was written this
+moment. local_write.py writes files.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import math
 import os
 import stat
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TypeVar
 
@@ -31,6 +33,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.commit_point import AbandonedError, CommitPoint
+from headrace.origin.file_ticks import tick_left_s
 from headrace.origin.local_write import (
     directory_of,
     locked,
@@ -52,12 +55,11 @@ from headrace.origin.origin import (
     is_path,
 )
 from headrace.origin.threads import Threads
+from headrace.origin.transient_errors import TRANSIENT
 
 _PAGE = 1000
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _DENIED = (errno.EACCES, errno.EPERM)
-_TRANSIENT = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
-
 _LEADS_OUT = "a symbolic link leads out of the origin's directory"
 _UNSAFE_LINKS = "the origin's option unsafe_links=true follows such links"
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
@@ -88,7 +90,7 @@ def _translate(error: OSError, target: str) -> HeadraceError:
         return OriginDeniedError(target, why=_LEADS_OUT, hint=_UNSAFE_LINKS)
     if error.errno in _DENIED:
         return OriginDeniedError(target, why=why, hint="grant the node's user read access")
-    if error.errno in _TRANSIENT:
+    if error.errno in TRANSIENT:
         return OriginUnavailableError(target, why=why)
     return OriginError(target, why=why)
 
@@ -296,6 +298,8 @@ class LocalOrigin:
         try:
             _check_version(file, version, self._where(key))
             check_range(self._where(key), start, end, version)
+            if (left_s := tick_left_s(version.mtime_ns, time.time_ns())) > 0:
+                time.sleep(left_s)
             body = _read_all(file, start, end)
             _check_version(file, version, self._where(key))
         finally:
@@ -350,6 +354,8 @@ class LocalOrigin:
         except OSError as error:
             if error.errno == errno.EXDEV:
                 self._warn_of_links(f"{key}/{name}" if key else name)
+            elif error.errno in TRANSIENT and not entry.is_symlink():
+                raise  # a listing without the name would say that the file was removed
             return  # removed meanwhile, or a dangling link
         if stat.S_ISDIR(status.st_mode):
             directories.append(name)

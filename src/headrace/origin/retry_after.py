@@ -54,23 +54,32 @@ class RetryAfter:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._queried_s = float("-inf")
+        self._query: asyncio.Future[float] | None = None
 
     async def requested_s(self, path: str, error: HeadraceError) -> float:
-        """Return the requested pause after a call about that object failed; 0 if the store says nothing or was queried
-        just before."""
+        """Return the requested pause after a call about that object failed; 0 if the store says nothing within
+        TIMEOUT_S, or was queried just before. One thread at a time waits for the store."""
         if not is_overload(error):
             return 0.0
         now_s = monotonic_s()
-        if now_s - self._queried_s < QUERY_INTERVAL_S or not isinstance(
-            self._store, S3Store | GCSStore | AzureStore
+        is_querying = self._query is not None and not self._query.done()
+        if (
+            is_querying
+            or now_s - self._queried_s < QUERY_INTERVAL_S
+            or not isinstance(self._store, S3Store | GCSStore | AzureStore)
         ):
             return 0.0
         self._queried_s = now_s
         try:
-            url = await obstore.sign_async(self._store, "HEAD", path, SIGNED_FOR)
+            async with asyncio.timeout(TIMEOUT_S):
+                url = await obstore.sign_async(self._store, "HEAD", path, SIGNED_FOR)
         except Exception:  # noqa: BLE001 - obstore's own; without a signature there is no request
             return 0.0
-        return await asyncio.to_thread(_ask, urllib.request.Request(url, method="HEAD"))
+        request = urllib.request.Request(url, method="HEAD")
+        query = self._query = asyncio.get_running_loop().run_in_executor(None, _ask, request)
+        # the timeout of a socket limits neither the lookup of a name nor a response that comes byte by byte
+        await asyncio.wait({query}, timeout=TIMEOUT_S)
+        return query.result() if query.done() else 0.0
 
 
 def _ask(request: urllib.request.Request) -> float:

@@ -4,7 +4,8 @@ import asyncio
 import errno
 import os
 import threading
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from headrace.base.errors import (
     OriginUnavailableError,
     PathNotFoundError,
 )
+from headrace.origin.file_ticks import tick_left_s
 from headrace.origin.local import LocalOrigin
 from headrace.origin.origin import Origin
 from headrace.origin.threads import Threads
@@ -40,6 +42,83 @@ async def test_names_that_are_not_utf8(tmp_path: Path) -> None:
         with pytest.raises(PathNotFoundError) as caught:
             await origin.head(key + "x", deadline=soon())
         str(caught.value).encode()  # can be printed
+
+
+FINE_NS, COARSE_NS = 1_700_000_000_123_456_789, 1_700_000_000_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("mtime_ns", "age_ns", "left_s"),
+    [
+        (FINE_NS, 1_000_000, 0.019),
+        (FINE_NS, -5_000_000, 0.025),  # the clock of a file server is ahead
+        (FINE_NS, 20_000_000, 0.0),
+        (FINE_NS, -100_000_000, 0.0),
+        (COARSE_NS, 1_100_000_000, 0.9),
+        (COARSE_NS, 2_000_000_000, 0.0),
+    ],
+)
+def test_a_file_is_read_when_another_write_would_change_its_time(
+    mtime_ns: int, age_ns: int, left_s: float
+) -> None:
+    assert tick_left_s(mtime_ns, mtime_ns + age_ns) == pytest.approx(left_s)
+
+
+async def test_of_two_writes_in_one_tick_the_second_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both leave the same time and size, so nothing else tells their bytes apart."""
+    path, waited_s = tmp_path / "f", list[float]()
+
+    def write(data: bytes) -> None:
+        path.write_bytes(data)
+        os.utime(path, ns=(FINE_NS, FINE_NS))
+
+    def write_again(seconds: float) -> None:
+        waited_s.append(seconds)
+        write(b"second")
+
+    write(b"first.")
+    monkeypatch.setattr("headrace.origin.local.tick_left_s", lambda *_: 0.01)
+    async with at(tmp_path) as origin:
+        info = await origin.head("f", deadline=soon())
+        with monkeypatch.context() as patch:
+            patch.setattr("headrace.origin.local.time.sleep", write_again)
+            assert await read(origin, info, 0, 6) == b"second"
+    assert waited_s == [0.01]
+
+
+class BrokenEntry:
+    """An entry of a directory whose file answers with an error."""
+
+    def __init__(self, entry: os.DirEntry[bytes], error: int) -> None:
+        self.name, self.is_symlink, self.is_dir = entry.name, entry.is_symlink, entry.is_dir
+        self._error = error
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        raise OSError(self._error, os.strerror(self._error))
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN])
+async def test_a_file_that_fails_for_a_moment_is_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """A listing without its name would take the file from all readers, as if it were removed."""
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_bytes(b"1234")
+    real = SafePath.entries
+
+    @contextmanager
+    def entries(path: SafePath) -> Iterator[Iterator[object]]:
+        with real(path) as sound:
+            yield (BrokenEntry(entry, error) if entry.name == b"b" else entry for entry in sound)
+
+    async with at(tmp_path) as origin:
+        with monkeypatch.context() as patch:
+            patch.setattr(SafePath, "entries", entries)
+            with pytest.raises(OriginUnavailableError):
+                await listing_of(origin, "")
+        assert set((await listing_of(origin, "")).objects) == {"a", "b", "c"}
 
 
 async def test_links_are_followed_and_odd_things_left_out(tmp_path: Path) -> None:

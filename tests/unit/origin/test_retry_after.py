@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import http.server
 import threading
 from collections.abc import Iterator
@@ -41,7 +42,15 @@ def test_what_the_header_means(text: str, seconds: float) -> None:
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    status, retry_after, requests = 503, "", 0
+    """drips: a request with a signature in its URL gets a response without end, byte by byte, until `ended`."""
+
+    daemon_threads = True
+    status, retry_after, requests, drips = 503, "", 0, False
+
+    def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]) -> None:
+        super().__init__(address, handler)
+        self.ended = threading.Event()
+        self.dripping = 0
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -53,6 +62,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.requests += 1
+        if self.server.drips and "X-Amz-Signature" in self.path:
+            self._drip()
+            return
         self.send_response(self.server.status)
         if self.server.retry_after:
             self.send_header("Retry-After", self.server.retry_after)
@@ -61,6 +73,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
+    def _drip(self) -> None:
+        self.server.dripping += 1
+        self.wfile.write(b"HTTP/1.1 503 Slow\r\nX-Endless: ")
+        while not self.server.ended.wait(0.2):
+            self.wfile.write(b"a")
+
 
 @pytest.fixture
 def server() -> Iterator[_Server]:
@@ -68,6 +86,7 @@ def server() -> Iterator[_Server]:
         thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield listening
+        listening.ended.set()
         listening.shutdown()
         thread.join()
 
@@ -99,4 +118,18 @@ async def test_an_answer_about_a_key_is_no_wish(server: _Server, status: int, ki
     with pytest.raises(kind):
         await origin.head("f", deadline=Deadline.after(5))
     assert origin.circuit.closed
+    await origin.close()
+
+
+@pytest.mark.real_time
+async def test_a_store_that_answers_without_end_holds_no_call(server: _Server) -> None:
+    """Nor does it hold more than one thread, however often it is overloaded."""
+    server.status, server.drips = 503, True
+    origin = build_origin("s3://bucket", options_of(server))
+    async with asyncio.timeout(60):
+        for _ in range(2):
+            with pytest.raises(OriginUnavailableError):
+                await origin.head("f", deadline=Deadline.after(4))
+    assert server.dripping == 1
+    server.ended.set()
     await origin.close()
