@@ -7,6 +7,7 @@ import weakref
 from typing import Any
 
 from headrace.base import failpoint
+from headrace.base.errors import StoreError
 from headrace.base.model import Entry, FileId
 from headrace.store.file_lives import FileLives
 from headrace.store.groups import FileGroups, SpaceDivision
@@ -74,7 +75,7 @@ class FileRegistry:
 
     def discard(self, ids: list[FileId]) -> int:
         """Delete records in one commit, then files: a crash in between leaves files without a record. Return freed
-        bytes."""
+        bytes. Raises StoreError if a disk fails; all records are gone then, and the files of other disks."""
         records = [cached for cached in map(self.index.cached, ids) if cached is not None]
         if not records:
             return 0
@@ -86,5 +87,12 @@ class FileRegistry:
         for cached in records:
             self.accounts.pinned.discard(cached.id)
             freed += self.accounts.remove(cached.id)
-            self.volumes[cached.volume].unlink(cached.id)
+        problem: StoreError | None = None
+        for cached in records:
+            try:
+                self.volumes[cached.volume].unlink(cached.id)
+            except StoreError as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
         return freed

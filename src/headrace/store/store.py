@@ -147,9 +147,16 @@ class Store:
             self._files.discard([entry.id])
             volume = self.space.choose(entry.id, entry.version.size_bytes, borrowed=borrowed, spilled=spilled)
             writer = CacheWriter.create(volume, entry.id, entry.version, self.space)
-            failpoint.hit("create.files")
-            record = self._files.record(entry, volume, complete=False, borrowed=borrowed)
-            self.index.put_cached(record)
+            try:
+                failpoint.hit("create.files")
+                record = self._files.record(entry, volume, complete=False, borrowed=borrowed)
+                self.index.put_cached(record)
+            except BaseException:  # the disk of the index is full, or fails
+                writer.close()
+                with suppress(StoreError):
+                    volume.unlink(entry.id)
+                self._files.accounts.groups.forget(entry.id)
+                raise
             self._files.accounts.begin(record)
             return self._files.watch(writer)
 
@@ -189,7 +196,14 @@ class Store:
                 checksum=writer.checksum,
                 sequence=self._files.next_sequence(),
             )
-            self.index.put_cached(done)
+            try:
+                self.index.put_cached(done)
+            except (
+                HeadraceError
+            ):  # the record is of an incomplete file, and the next attempt renames it again
+                with suppress(OSError):
+                    os.rename(volume.data_path(id), volume.part_path(id))
+                raise
             self._files.accounts.remove(id)
             self._files.add(done)
             self._files.writers.pop(id, None)
@@ -249,11 +263,13 @@ class Store:
             self._files.add(cached)
 
     def _undo_small(self, files: list[tuple[Entry, Body]], volumes: list[Volume]) -> None:
-        """Delete the files that have a reservation, each on its volume."""
+        """Delete the files that have a reservation, each on its volume, and end the reservations. A disk that fails
+        keeps its files, and the caller raises the first error."""
         with self._lock:
             for (entry, _), volume in zip(files, volumes, strict=False):
-                volume.unlink(entry.id)
                 self._files.accounts.release(entry.id)
+                with suppress(StoreError):
+                    volume.unlink(entry.id)
 
     def adopt(self, entry: Entry, place: SafePath, checksums: list[int], *, borrowed: bool) -> bool:
         """Turn the file at `place`, on the first volume's file system, into the complete cache file of an entry, by a

@@ -1,0 +1,114 @@
+"""Errors of a disk in the middle of a change: nothing leaks, and the change can be made again."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from headrace.base.errors import NoSpaceError, StoreError
+from headrace.base.model import FileId
+from headrace.store.store import Store
+from headrace.store.volume import Volume
+from tests.unit.store.conftest import OpenStore, cached, fill, named
+
+MIB = 1 << 20
+
+
+@contextmanager
+def no_commits(store: Store) -> Iterator[None]:
+    """The disk of the index takes no record."""
+
+    def refuse(*_: object) -> None:
+        raise NoSpaceError("index", why="the filesystem is full")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store.index, "put_cached", refuse)
+        yield
+
+
+@contextmanager
+def no_unlinks(broken: FileId | None = None) -> Iterator[None]:
+    """The disk removes no file, or none of that id."""
+    real = Volume.unlink
+
+    def fail(volume: Volume, id: FileId) -> int:
+        if broken in (None, id):
+            raise StoreError(f"cache volume {volume.folder} can't be used", why=os.strerror(errno.EIO))
+        return real(volume, id)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Volume, "unlink", fail)
+        yield
+
+
+def files_of(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "volume/files").rglob("*") if path.is_file())
+
+
+def test_a_file_without_a_record_keeps_no_descriptor(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    entry = named(store, b"f", 3 * MIB)
+    with no_commits(store):
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            with pytest.raises(NoSpaceError):
+                store.create(entry)
+        assert len(os.listdir("/proc/self/fd")) == before
+    assert files_of(tmp_path) == []
+    assert store.used_bytes == 0
+    writer = store.create(entry)
+    writer.write(0, bytes(3 * MIB))
+    store.complete(writer)
+    assert cached(store, entry.id).trusted
+
+
+def test_a_file_whose_completion_was_not_recorded_is_completed_again(open_store: OpenStore) -> None:
+    store = open_store()
+    entry = named(store, b"f", 3 * MIB)
+    body = os.urandom(3 * MIB)
+    writer = store.create(entry)
+    writer.write(0, body)
+    with no_commits(store), pytest.raises(NoSpaceError):
+        store.complete(writer)
+    assert not cached(store, entry.id).complete
+    store.complete(writer)
+    assert cached(store, entry.id).trusted
+    assert Path(store.volumes[0].data_path(entry.id)).read_bytes() == body
+
+
+def test_one_file_that_stays_on_a_failing_disk_keeps_no_other(open_store: OpenStore) -> None:
+    """The records of all were deleted by one commit: what was left of the others would count for ever."""
+    store = open_store(16 * MIB)
+    ids = [fill(store, bytes((97 + number,)), 3 * MIB) for number in range(3)]
+    with no_unlinks(ids[0]), pytest.raises(StoreError):
+        store._files.discard(ids)
+    assert store.used_bytes == 0
+    for id in ids[1:]:
+        assert not os.path.exists(store.volumes[0].data_path(id))
+    for number in range(8):
+        fill(store, b"later%d" % number, 3 * MIB)
+    assert store.used_bytes <= 16 * MIB
+
+
+def test_small_files_that_were_not_written_reserve_nothing(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    entries = [named(store, b"a", 1000), named(store, b"b", 2000)]
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch, no_unlinks():
+        patch.setattr(os, "pwrite", fail)
+        with pytest.raises(StoreError, match="can't be written"):
+            store.complete_small_many([(entry, bytes(entry.version.size_bytes)) for entry in entries])
+    assert store.used_bytes == 0
+    assert not any(store._files.accounts.is_reserved(entry.id) for entry in entries)
+    store.complete_small_many([(entry, bytes(entry.version.size_bytes)) for entry in entries])
+    assert all(cached(store, entry.id).trusted for entry in entries)
