@@ -7,10 +7,14 @@ sectors (a loop file cut short): no stand-in. The index is on the good disk, but
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from headrace.store.block_map import BlockMap
 from tests.faults.conftest import MakeDisk, MakeHost
 from tests.integration.cli.host import MIB, Host, wait_until
 
@@ -162,6 +166,56 @@ def test_up_stays_when_the_disk_with_the_seals_dies(host: Host, make_disk: MakeD
     host.ok("down")
     assert up.wait() == 0
     host.assert_nothing_left()
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.expected_warnings(
+    "Input/output error",
+    "request failed",
+    "Traceback",
+    "the seals can't be read",
+    "the remains of seals can't be removed",
+)
+def test_a_node_starts_again_when_the_disk_with_the_seals_is_dead(host: Host, make_disk: MakeDisk) -> None:
+    """Readers wait for it, and nothing else is wrong with the cache."""
+    disk = make_disk(host.cache / "seals", f"ext4:{64 * MIB}")
+    (host.cache / "seals").chmod(0o700)
+    up = host.up()
+    host.ok("load", "/0.tar")
+    disk.lose_sectors(0)
+    wait_until(lambda: "the seals can't be read" in up.said, 60.0, hint=lambda: up.said)
+    node = host.kill("node")
+    host.wait_pid("node", other_than=node)
+    host.assert_right()
+    host.ok("down")
+    assert up.wait() == 0
+    host.assert_nothing_left()
+
+
+READ_MAP = """
+import os, sys
+from headrace.store.block_map import BlockMap
+fd, size_bytes, inode = map(int, sys.argv[1:])
+try:
+    BlockMap(fd, size_bytes, inode, writable=False)
+except OSError as error:
+    print(error.errno)
+"""
+
+
+def test_a_map_on_bad_sectors_is_an_error_and_ends_no_process(make_disk: MakeDisk, tmp_path: Path) -> None:
+    disk = make_disk(tmp_path / "disk", f"ext4:{64 * MIB}")
+    size_bytes, inode = 5 * MIB, 7
+    fd = os.open(disk.folder / "map", os.O_RDWR | os.O_CREAT)
+    try:
+        BlockMap.initialise(fd, size_bytes, inode)
+        os.fsync(fd)
+        disk.lose_sectors(0)
+        words = [sys.executable, "-c", READ_MAP, str(fd), str(size_bytes), str(inode)]
+        done = subprocess.run(words, pass_fds=[fd], capture_output=True, text=True, check=False)
+    finally:
+        os.close(fd)
+    assert (done.returncode, done.stdout) == (0, f"{errno.EIO}\n"), done
 
 
 def errors_only(host: Host) -> None:

@@ -76,8 +76,11 @@ def open_store(
     except CorruptIndexError as error:
         move_index_away(config, error)
         store = _store_at(config, volumes, rules)
-    if Catalogue.of_cache(config.cache[0].folder).remove_drafts():
-        store.sealed.renew()
+    try:
+        if Catalogue.of_cache(config.cache[0].folder).remove_drafts():
+            store.sealed.renew()
+    except OSError as error:
+        log.warning("the remains of seals can't be removed error=%s", error)
     return store
 
 

@@ -19,6 +19,7 @@ from headrace.base.model import block_count
 
 MAP_MAGIC = b"HRMAP\0\0\1"
 HEADER_BYTES = 64
+READ_BYTES = 1 << 20
 _HEADER = struct.Struct("<8sQQQ")
 _CHECKSUM = struct.Struct("<Q")
 
@@ -32,13 +33,15 @@ def map_bytes(blocks: int) -> int:
 
 
 class BlockMap:
-    """A mapping of one map file. Raises ValueError if the file is no map, or the map of another data file."""
+    """A mapping of one map file. Raises ValueError if the file is no map, or the map of another data file. Raises
+    OSError if its disk fails."""
 
     def __init__(self, fd: int, size_bytes: int, inode: int, *, writable: bool) -> None:
         self.blocks = block_count(size_bytes)
         self._checksums_at = checksums_at(self.blocks)
         if os.fstat(fd).st_size != map_bytes(self.blocks):
             raise ValueError("wrong length")
+        _read_through(fd, map_bytes(self.blocks))
         self.map = mmap.mmap(fd, 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
         if _HEADER.unpack_from(self.map) != (MAP_MAGIC, size_bytes, inode, self.blocks):
             self.map.close()
@@ -87,3 +90,14 @@ class BlockMap:
 
     def close(self) -> None:
         self.map.close()
+
+
+def _read_through(fd: int, size_bytes: int) -> None:
+    """Read a file into the page cache. A disk that fails is an OSError here; in the mapping it would be SIGBUS, which
+    ends the process."""
+    offset = 0
+    while offset < size_bytes:
+        body = os.pread(fd, min(READ_BYTES, size_bytes - offset), offset)
+        if not body:
+            raise ValueError("wrong length")
+        offset += len(body)

@@ -122,6 +122,11 @@ class IndexState:
         self._environment.checkpoint()
         self.unsettled = False
 
+    def skip_ids(self, last: int) -> None:
+        """Assign no id up to that one any more."""
+        with self._transactions.batch():
+            self._transactions.skip_ids(last)
+
     def end_run(self) -> None:
         """Mark the index as clean: everything is synced, so the next open need not recover. Durable on return."""
         self.put(b"clean", b"1")

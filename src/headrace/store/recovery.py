@@ -18,7 +18,7 @@ from msgspec import structs
 
 from headrace.base import failpoint
 from headrace.base.errors import CorruptIndexError, StoreError
-from headrace.base.model import BLOCK_SIZE_BYTES, FileId, Version
+from headrace.base.model import BLOCK_SIZE_BYTES, FileId, Version, block_count
 from headrace.store.block_map import BlockMap
 from headrace.store.checksum import verify_file
 from headrace.store.index import Index
@@ -75,6 +75,8 @@ def recover(index: Index, volumes: list[Volume], seals: StoredSeals) -> int:
                 marked += _mark(index, suspects)
                 suspects = []
         marked += _mark(index, suspects)
+    if index.state.created:
+        _skip_sealed_ids(index, seals)
     if index.state.restored or index.state.created:
         _restore_sealed(index, volumes, seals.read_files())
         for volume, id in orphans(index, volumes):
@@ -85,6 +87,14 @@ def recover(index: Index, volumes: list[Volume], seals: StoredSeals) -> int:
     if index.state.unsettled:
         index.state.checkpoint()
     return marked
+
+
+def _skip_sealed_ids(index: Index, seals: StoredSeals) -> None:
+    """Leave the ids of sealed files to them. The first id of a new index follows from the clock, which may have been
+    set back since the seal was made."""
+    last = max((max(ids, default=0) for ids in seals.read_ids()), default=0)
+    if last:
+        index.state.skip_ids(last)
 
 
 def _restore_sealed(index: Index, volumes: list[Volume], sealed: Iterable[SealedFile]) -> None:
@@ -173,7 +183,6 @@ def bad_blocks(volume: Volume, cached: CachedFile, *, verify: Verify = verify_fi
     path = volume.data_path(cached.id)
     if not os.path.exists(path):
         path = volume.part_path(cached.id)
-    map_fd = -1
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -187,19 +196,32 @@ def bad_blocks(volume: Volume, cached: CachedFile, *, verify: Verify = verify_fi
         if cached.size_bytes <= BLOCK_SIZE_BYTES:
             sums = {0: cached.checksum} if cached.complete and cached.size_bytes else {}
             return list(verify(fd, cached.size_bytes, sums))
-        map_fd = os.open(volume.map_path(cached.id), os.O_RDONLY | os.O_CLOEXEC)
-        map = BlockMap(map_fd, cached.size_bytes, stat.st_ino, writable=False)
-        sums = map.checksums()
-        blocks = map.blocks
-        map.close()
-        absent = [block for block in range(blocks) if block not in sums] if cached.complete else []
+        sums = _map_checksums(volume.map_path(cached.id), cached.size_bytes, stat.st_ino)
+        blocks = range(block_count(cached.size_bytes))
+        absent = [block for block in blocks if block not in sums] if cached.complete else []
         return sorted([*verify(fd, cached.size_bytes, sums), *absent])
     except (FileNotFoundError, ValueError):
         return None
     finally:
         os.close(fd)
-        if map_fd >= 0:
-            os.close(map_fd)
+
+
+def _map_checksums(path: str, size_bytes: int, inode: int) -> dict[int, int]:
+    """Return the checksums of the present blocks. FileNotFoundError, ValueError for another map, StoreError."""
+    fd = -1
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        map = BlockMap(fd, size_bytes, inode, writable=False)
+        sums = map.checksums()
+        map.close()
+        return sums
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(f"map {path} can't be read", why=error.strerror or str(error)) from error
+    finally:
+        if fd >= 0:
+            os.close(fd)
 
 
 def fsck(

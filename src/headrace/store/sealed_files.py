@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import NamedTuple
 from headrace.base.model import FileId, Version
 from headrace.store.file_registry import FileRegistry
 from headrace.store.usage import allocated_bytes
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ NO_SEALS = StoredSeals(read_ids=tuple, read_files=tuple)
 
 
 class SealedFiles:
-    """The files of a store's seals: they are not evicted. stored: has the seals durably.
+    """The files of a store's seals: they are not evicted. stored: has the seals durably. A store opens although their
+    disk fails.
 
     Every method may be called in any thread. It blocks for the disk where it says so.
     """
@@ -43,7 +47,10 @@ class SealedFiles:
         self._ids = files.accounts.sealed
         self._stored = stored
         self._lock = threading.Lock()
-        self.renew()
+        try:
+            self.renew()
+        except OSError as error:  # the images are on that disk, too, so nobody can mount them
+            log.warning("the seals can't be read, and their files may be evicted error=%s", error)
 
     def __contains__(self, id: FileId) -> bool:
         return id in self._ids

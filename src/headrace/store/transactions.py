@@ -119,6 +119,10 @@ class Transactions:
         self.next_id = FileId(id + 1)
         return id
 
+    def skip_ids(self, last: int) -> None:
+        """Assign no id up to that one, within a batch."""
+        self.next_id = max(self.next_id, FileId(last + 1))
+
     def load_next_id(self, *, skipped: int) -> None:
         """Continue with the ids that the index has recorded. skipped: ids to leave out."""
         self._saved_next_id = FileId(int.from_bytes(self.get(self._meta, _NEXT_ID) or b"", "little"))

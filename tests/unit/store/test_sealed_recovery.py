@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -103,3 +105,48 @@ def test_a_power_loss_that_takes_the_record_leaves_the_file(open_store: OpenStor
     again = open_store(boot_id="boot-2", sealed=files)
     cached = again.index.cached(entry.id)
     assert cached is not None and os.path.exists(again.disks[0].data_path(entry.id))
+
+
+def test_a_new_index_assigns_no_id_of_a_sealed_file(
+    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that stands at 1970 at each start gives each new index the same first id."""
+    monkeypatch.setattr("headrace.store.index_state.time.time_ns", lambda: 0)
+    store = open_store()
+    entries = [fill(store, b"%d" % number, SMALL) for number in range(3)]
+    files = [sealed(store, entry) for entry in entries]
+    crash(store)
+    os.unlink(store.disks[0].data_path(entries[2].id))
+    lose_index(tmp_path)
+    again = open_store(sealed=files)
+    later = [named(again, b"later%d" % number, SMALL) for number in range(3)]
+    assert not {entry.id for entry in entries} & {entry.id for entry in later}
+    assert all(again.index.cached(entry.id) is None for entry in later)
+
+
+@pytest.mark.expected_warnings("the seals can't be read")
+def test_a_cache_opens_although_the_disk_of_its_seals_fails(open_store: OpenStore) -> None:
+    store = open_store()
+    entry = fill(store, b"kept", LARGE)
+    file = sealed(store, entry)
+    crash(store)
+    seals = FailingSeals([file])
+    again = open_store(sealed=seals)
+    assert again.index.cached(entry.id) is not None
+    assert entry.id not in again.sealed
+    seals.fails = False
+    again.sealed.renew()
+    assert entry.id in again.sealed
+    seals.fails = True
+    with pytest.raises(OSError, match="Input/output"):
+        again.sealed.renew()
+    assert entry.id in again.sealed, "a disk that fails later lets no file be evicted"
+
+
+class FailingSeals(list[SealedFile]):
+    fails = True
+
+    def __iter__(self) -> Iterator[SealedFile]:
+        if self.fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().__iter__()
