@@ -33,7 +33,7 @@ def printed(rows: Sequence[Mapping[str, Any]], columns: int) -> list[str]:
     terminal = Terminal()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", terminal)
-        for name, value in {"COLUMNS": str(columns), "TERM": "dumb", "NO_COLOR": "1"}.items():
+        for name, value in {"COLUMNS": str(columns), "LINES": "25", "TERM": "dumb", "NO_COLOR": "1"}.items():
             patch.setenv(name, value)
         print_rows(rows, as_json=False, right=("files",))
     return terminal.getvalue().splitlines()
