@@ -21,6 +21,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, block_range
 from headrace.base.namespace_path import DEPTH_MAX, NAME_BYTES_MAX, join
+from headrace.base.os_errors import translating_os_errors
 from headrace.client.node_client import CHANGED_ATTEMPTS
 from headrace.http.messages import Request, Response, http_date
 from headrace.overlay.merged_view import FileStat
@@ -189,10 +190,13 @@ class FileOperations:
 
     def write(self, request: Request, query: PutQuery, pieces: Iterator[bytes]) -> None:
         """Write a file. On return it has the durability that its write mode promises. Bytes that don't match their
-        checksum are discarded: raises RefusedError 422."""
+        checksum are discarded: raises RefusedError 422. Raises NoSpaceError or StoreError for errors of the disk."""
         path = path_of(query.path)
         expected_sum = request.header(SUM_HEADER).lower()
-        with self._vfs.create(path, replace=query.replace, parents=True) as out:
+        with (
+            translating_os_errors(path),
+            self._vfs.create(path, replace=query.replace, parents=True) as out,
+        ):
             digest = xxhash.xxh3_64()
             for piece in pieces:
                 digest.update(piece)

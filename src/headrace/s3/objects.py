@@ -25,6 +25,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import Entry, Kind, ObjectMetadata
 from headrace.base.namespace_path import split
+from headrace.base.os_errors import translating_os_errors
 from headrace.client.node_client import CHANGED_ATTEMPTS
 from headrace.http.connection import STEP_BYTES
 from headrace.http.messages import Request, Response, http_date
@@ -281,7 +282,8 @@ class Objects:
 
     @contextlib.contextmanager
     def creating(self, request: Request, call: S3Call) -> Iterator[WriteStream]:
-        """Yield a stream whose bytes become the object when the context ends, if the request's conditions hold then."""
+        """Yield a stream whose bytes become the object when the context ends, if the request's conditions hold then.
+        Errors of the disk are NoSpaceError or StoreError."""
         path = call.path
 
         def check(file_stat: FileStat | None) -> None:
@@ -294,7 +296,7 @@ class Objects:
             stream = self.vfs.create(
                 path, replace=True, parents=True, commits=False, check=check if conditional else None
             )
-            with stream:
+            with translating_os_errors(path), stream:
                 yield stream
             stream.commit()
         except PathExistsError as error:  # a name above the key is a file
