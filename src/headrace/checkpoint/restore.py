@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fnmatch
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -250,16 +251,26 @@ def _buffer(buffers: threading.local, name: str, size_bytes: int) -> Bytes:
 
 @dataclass
 class PackReaders:
-    """Hold the packs of a manifest open: open packs remain readable when they are pruned."""
+    """Hold the packs of a manifest open: open packs remain readable when they are pruned.
+
+    They are closed by `close`, or when nothing refers to this object any more.
+    """
 
     by_name: dict[str, FileReader] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, _close_readers, self.by_name).atexit = False
 
     def of(self, pack: str) -> FileReader:
         return self.by_name[pack]
 
     def close(self) -> None:
-        for reader in self.by_name.values():
-            reader.close()
+        _close_readers(self.by_name)
+
+
+def _close_readers(readers: dict[str, FileReader]) -> None:
+    while readers:
+        readers.popitem()[1].close()
 
 
 def with_readers(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +69,32 @@ def test_a_training_that_continues_from_an_earlier_checkpoint_keeps_its_own(tmp_
         state = saved(writer, step, step)
         assert steps(PosixStorage(str(tmp_path))) == [step, 900]
         assert_loads(tmp_path, step, state)
+
+
+def open_packs(folder: Path) -> int:
+    """Return how many descriptors of packs this process has."""
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sum(link.startswith(f"{folder}/packs/") for link in links)
+
+
+def test_a_reader_that_is_dropped_keeps_no_pack_open(tmp_path: Path) -> None:
+    saved(HeadraceWriter(str(tmp_path)), 1, 1.0)
+    reader = HeadraceReader(str(tmp_path))
+    assert set(reader.read_metadata().state_dict_metadata) == {"steady", "weights"}
+    assert open_packs(tmp_path) > 0
+    del reader
+    assert open_packs(tmp_path) == 0
+    reader = HeadraceReader(str(tmp_path))
+    with pytest.raises(CheckpointException, match="to be loaded as"):
+        state_dict_loader.load(
+            {"steady": torch.zeros(50_000, dtype=torch.int64)}, storage_reader=reader, no_dist=True
+        )
+    del reader
+    gc.collect()  # the error was in a cycle with its frames
+    assert open_packs(tmp_path) == 0
 
 
 LAST_SAVE = """
