@@ -93,9 +93,7 @@ class Objects:
             self._check_folder(call)
             return self._respond(request, call, FOLDER, None, ObjectMetadata())
         if request.method == "HEAD":
-            attributes, file_stat, path = self.attributes(call)
-            metadata = self.metadata.of(path, file_stat, self.vfs.tree.upper.at(path))
-            return self._respond(request, call, attributes, None, metadata)
+            return self._respond(request, call, *self._described(call))
         attributes, content, metadata = self.opened(call, request)
         return self._respond(request, call, attributes, content, metadata)
 
@@ -131,6 +129,18 @@ class Objects:
         if metadata is None:
             return None
         return self._respond(request, call, attributes_of(entry, -1), None, metadata)
+
+    def _described(self, call: S3Call) -> tuple[ObjectAttributes, None, ObjectMetadata | None]:
+        """Return the attributes, no bytes, and the metadata of one version of an object, as `opened` does. An object
+        that is replaced at each attempt may lack the metadata, and have an ETag of size and time."""
+        for attempt in range(CHANGED_ATTEMPTS):
+            attributes, file_stat, path = self.attributes(call)
+            upper = self.vfs.tree.upper.at(path)
+            metadata = self.metadata.of(path, file_stat, upper)
+            is_last = attempt + 1 == CHANGED_ATTEMPTS
+            if is_last or isinstance(file_stat, Entry) or _is_same_file(file_stat, upper.seen()):
+                return attributes, None, metadata
+        raise AssertionError
 
     def attributes(self, call: S3Call) -> tuple[ObjectAttributes, FileStat, bytes]:
         """Return the attributes, the file stat and the path of an object that is no folder. Raises NoSuchKey or
@@ -287,7 +297,7 @@ class Objects:
         path = call.path
 
         def check(file_stat: FileStat | None) -> None:
-            conditions.check_write(request, self._existing_etag(file_stat, path))
+            conditions.check_write(request, _existing_etag(self.vfs, file_stat, path))
 
         conditional = "if-match" in request.headers or "if-none-match" in request.headers
         if conditional:
@@ -301,11 +311,6 @@ class Objects:
             stream.commit()
         except PathExistsError as error:  # a name above the key is a file
             raise NotADirectoryPathError(error.what, why=error.why) from error
-
-    def _existing_etag(self, file_stat: FileStat | None, path: bytes) -> str | None:
-        if file_stat is None or is_directory(file_stat):
-            return None
-        return attributes_of(file_stat, self.vfs.tree.upper.at(path)).etag
 
     def copy(self, request: Request, call: S3Call) -> Response:
         source = copy_source(request)
@@ -410,7 +415,7 @@ class Objects:
             return Response(204)
 
         def check(file_stat: FileStat | None) -> None:
-            etag = self._existing_etag(file_stat, call.path)
+            etag = _existing_etag(self.vfs, file_stat, call.path)
             if etag is not None:  # a missing object counts as deleted, whatever the request expects
                 conditions.check_write(request, etag)
 
@@ -423,7 +428,7 @@ class Objects:
         PreconditionFailed."""
 
         def check(file_stat: FileStat | None) -> None:
-            existing = self._existing_etag(file_stat, call.path)
+            existing = _existing_etag(self.vfs, file_stat, call.path)
             if existing is None or not conditions.has_tag(etag, existing):
                 raise S3Error("PreconditionFailed", "the object has another ETag")
 
@@ -450,6 +455,18 @@ class Objects:
             except HeadraceError:
                 return
             directory = split(directory)[0]
+
+
+def _existing_etag(vfs: LocalVfs, file_stat: FileStat | None, path: bytes) -> str | None:
+    """Return the ETag of the object at a path; None without one."""
+    if file_stat is None or is_directory(file_stat):
+        return None
+    return attributes_of(file_stat, vfs.tree.upper.at(path)).etag
+
+
+def _is_same_file(file_stat: os.stat_result, current: os.stat_result | None) -> bool:
+    """Return whether a path still has the file that was described, even if that was written since."""
+    return current is not None and file_stat.st_ino == current.st_ino
 
 
 def _etag_to_keep(described: ObjectAttributes, mtime_ns: int, fd: int) -> str:

@@ -4,6 +4,7 @@ over a real node."""
 from __future__ import annotations
 
 import hashlib
+import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,11 @@ def door(node: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
         vfs.close()
 
 
+def function_of(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
 def md5(data: bytes) -> str:
     return hashlib.md5(data).hexdigest()
 
@@ -144,3 +150,23 @@ def test_a_delete_of_many_versions_leaves_those_that_were_replaced(door: Door) -
     assert b"<Error><Key>many/kept</Key><Code>PreconditionFailed</Code>" in answer.body
     assert b"<Deleted><Key>many/gone</Key></Deleted>" in answer.body
     assert door.read(keys[0]) == b"new bytes"
+
+
+def test_a_head_beside_a_put_describes_one_of_the_two_objects(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parts are read one after the other: the file's status, the record of its ETag, and its metadata."""
+    for name in ("headrace.s3.objects.attributes_of", "headrace.s3.object_metadata.extras_of"):
+        door.put("described", b"old bytes", x_amz_meta_colour="red")
+        function = function_of(name)
+        with monkeypatch.context() as patched:
+
+            def first_a_put(*words: Any, function: Any = function, patched: Any = patched) -> Any:
+                patched.undo()
+                door.put("described", b"new ones", x_amz_meta_colour="blue")
+                return function(*words)
+
+            patched.setattr(name, first_a_put)
+            head = door.head("described")
+        shown = head["ETag"].strip('"'), head.get("x-amz-meta-colour"), head["Content-Type"]
+        assert shown == (md5(b"new ones"), "blue", "binary/octet-stream"), name
