@@ -79,6 +79,8 @@ class AutoSeal:
         self._data_sets: dict[bytes, _DataSet] = {}
         self._mounts: set[bytes] = set()
         self._refused: dict[bytes, str] = {}
+        self._removals: dict[SealId, asyncio.Task[None]] = {}
+        """The seals that are to go. Another program may hold one mounted for long."""
         self._is_running = False
         self._tasks = OwnedTasks()
         namespace.tree.mounts.changed.add(self._on_changed)
@@ -152,6 +154,8 @@ class AutoSeal:
                 except Exception:
                     log.exception("a data set could not be sealed path=%s", os.fsdecode(data_set.path))
                     self._defer(data_set, "an internal error, see the log")
+            for seal in [seal for seal, removal in self._removals.items() if removal.done()]:
+                self._begin_removal(seal, level=logging.INFO)
             await asyncio.sleep(min(CHECK_INTERVAL_S, self._rules.quiet_s / 4))
 
     async def _adopt(self) -> None:
@@ -160,10 +164,7 @@ class AutoSeal:
         for record in self._seals.records():
             data_set = self._data_sets.get(os.fsencode(record.path))
             if data_set is None or data_set.seal is not None:
-                try:
-                    await self._seals.remove(record.seal)
-                except HeadraceError as error:  # such as one that another program holds mounted
-                    log.warning("an automatic seal can't be removed seal=%s error=%s", record.seal, error)
+                await asyncio.wait([self._begin_removal(record.seal)])
             else:
                 data_set.seal, data_set.why = record.seal, ""
 
@@ -237,4 +238,18 @@ class AutoSeal:
             return None
         self._seals.unmount(seal)
         log.info("an automatic seal is removed path=%s seal=%s why=%s", os.fsdecode(data_set.path), seal, why)
-        return self._tasks.start(self._seals.remove(seal))
+        return self._begin_removal(seal)
+
+    def _begin_removal(self, seal: SealId, *, level: int = logging.WARNING) -> asyncio.Task[None]:
+        removal = self._removals[seal] = self._tasks.start(self._remove(seal, level))
+        return removal
+
+    async def _remove(self, seal: SealId, level: int) -> None:
+        """Remove a seal. Where that fails, such as for one that another program holds mounted, the next check tries it
+        again: until then its files can't be evicted."""
+        try:
+            await self._seals.remove(seal)
+        except (HeadraceError, OSError) as error:
+            log.log(level, "an automatic seal can't be removed seal=%s error=%s", seal, error)
+        else:
+            self._removals.pop(seal, None)

@@ -316,3 +316,24 @@ async def test_a_seal_that_can_not_be_removed_at_the_start_keeps_no_other_from_b
     monkeypatch.setattr(node.jobs.auto_seal._seals, "remove", refuse)
     await node.until(lambda: node.row["path"] == "/d" and node.row["seal"] == "auto-d@1")
     assert node.catalogue.seals() == [first, SealId("auto-d", 1)]
+
+
+@pytest.mark.expected_warnings("an automatic seal can't be removed seal=auto-all@1")
+async def test_a_seal_that_another_program_holds_is_removed_later(
+    node: AutoSealFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.list_and_load()
+    node.restart_jobs()
+    seal = await node.sealed()
+    auto_seal = node.jobs.auto_seal
+    remove, refusals = auto_seal._seals.remove, [UsageError(f"seal {seal}", why="it is mounted at /x")]
+
+    async def refuse_once(seal: SealId) -> None:
+        if refusals:
+            raise refusals.pop()
+        await remove(seal)
+
+    monkeypatch.setattr(auto_seal._seals, "remove", refuse_once)
+    node.set_policy(all="off")
+    await node.until(lambda: node.catalogue.seals() == [])
+    assert not refusals
