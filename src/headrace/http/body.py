@@ -75,24 +75,29 @@ class Stream:
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
         self._buffer = b""
+        self._offset = (
+            0  # what was read stays before it: to move the rest for each small chunk took most of the time
+        )
 
     def read(self, count: int) -> bytes:
         """Return at most `count` bytes, or b"" at the end."""
-        data = self._buffer or next(self._pieces, b"")
-        self._buffer = data[count:]
-        return data[:count]
+        if self._offset == len(self._buffer):
+            self._buffer, self._offset = next(self._pieces, b""), 0
+        data = self._buffer[self._offset : self._offset + count]
+        self._offset += len(data)
+        return data
 
     def line(self) -> bytes:
         """Return the bytes up to the next CRLF, without it. Raise BadRequestError at the end and for a line that is
         too long."""
-        while (end := self._buffer.find(b"\r\n")) < 0:
+        while (end := self._buffer.find(b"\r\n", self._offset)) < 0:
             piece = next(self._pieces, b"")
             if not piece:
                 raise BadRequestError(HttpFault.BODY_CUT_SHORT, _SHORT)
-            self._buffer += piece
+            self._buffer, self._offset = self._buffer[self._offset :] + piece, 0
             if len(self._buffer) > LINE_BYTES_MAX + PIECE_BYTES:
                 raise BadRequestError(HttpFault.NO_REQUEST, "a line of the body's framing is too long")
-        line, self._buffer = self._buffer[:end], self._buffer[end + 2 :]
+        line, self._offset = self._buffer[self._offset : end], end + 2
         return line
 
     def exactly(self, count: int) -> Iterator[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -91,6 +92,27 @@ def test_a_value_does_not_end_its_line() -> None:
 @pytest.mark.parametrize("size", [1, 3, 100_000])
 def test_chunks_of_http(size: int) -> None:
     assert b"".join(http_chunks(Stream(cut(framed(DATA) + b"\r\n", size)))) == DATA
+
+
+class Copied(bytes):
+    """Counts the bytes that are cut from a piece."""
+
+    cut_bytes = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        part = super().__getitem__(key)
+        Copied.cut_bytes += len(part)
+        return Copied(part)
+
+    def __radd__(self, before: bytes) -> Copied:
+        return Copied(b"".join((before, self)))
+
+
+def test_small_chunks_are_not_moved_in_memory_again_and_again() -> None:
+    body = framed(DATA, 1) + b"\r\n"
+    Copied.cut_bytes = 0
+    assert b"".join(http_chunks(Stream(iter([Copied(body)])))) == DATA
+    assert Copied.cut_bytes <= len(body)
 
 
 @pytest.mark.parametrize(
