@@ -5,6 +5,7 @@ All calls may wait: for the node, the disk, or the client's body.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import xxhash
 from headrace.base.errors import (
     CorruptBlockError,
     IsADirectoryPathError,
+    PathNotFoundError,
     ProtocolError,
     UsageError,
     VersionChangedError,
@@ -86,9 +88,10 @@ class FileOperations:
         path = path_of(query.path)
         rows = self._vfs.children(path, after=os.fsencode(query.after))
         children = list(islice(rows, query.limit + 1))
-        page = [
-            self._row(join(path, name), join(path, name), child) for name, child in children[: query.limit]
-        ]
+        page = []
+        for name, child in children[: query.limit]:
+            with contextlib.suppress(PathNotFoundError):  # a link that was removed meanwhile
+                page.append(self._row(join(path, name), join(path, name), child))
         has_more = len(children) > query.limit
         return ApiEntries(page, os.fsdecode(children[query.limit - 1][0]) if has_more else None)
 
