@@ -28,6 +28,7 @@ from headrace.http import deadlines, pace, request_handler
 from headrace.http import server as http_server
 from headrace.http.admission import Admission, Buffered, Memory, count_address
 from headrace.http.body import GATHER_BYTES
+from headrace.http.connection import ConnectionPhase
 from headrace.http.errors import BadRequestError
 from headrace.http.messages import Request, Response
 from headrace.http.pace import TransferPace
@@ -337,7 +338,7 @@ def test_who_reads_nothing_is_cut_off(served: Served, tmp_path: Path) -> None:
 
 
 def test_slow_heads_together_have_little_memory(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served.server._table, "_buffered", Buffered(1 << 20))
+    monkeypatch.setattr(served.server._table, "_buffered", (Buffered(1 << 20), Buffered(1 << 20)))
     part = b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 50_000
     socks = [served.connect("127.0.0.2") for _ in range(60)]
     try:
@@ -350,6 +351,31 @@ def test_slow_heads_together_have_little_memory(served: Served, monkeypatch: pyt
     finally:
         for sock in socks:
             sock.close()
+
+
+def test_slow_heads_of_strangers_end_no_body_of_a_client(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client began to send before all of them."""
+    table = served.server._table
+    monkeypatch.setattr(table, "_buffered", (Buffered(1 << 20), Buffered(1 << 20)))
+    part = b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 50_000
+    with served.connect() as sock:
+        sock.sendall(head("PUT", "/", "Content-Length: 100000") + bytes(1000))
+        wait_until(lambda: any(waiting.phase is ConnectionPhase.BODY for waiting in table.all_waiting()))
+        sock.sendall(bytes(1000))
+        wait_until(lambda: any(waiting.is_buffered for waiting in table.all_waiting()))
+        strangers = [served.connect("127.0.0.2") for _ in range(60)]
+        try:
+            for stranger in strangers:
+                stranger.sendall(part)
+            wait_until(lambda: count_ended(strangers) >= len(strangers) - (1 << 20) // 50_000)
+            sock.sendall(bytes(98_000))
+            assert read_answer(sock)[0] == 201
+        finally:
+            for stranger in strangers:
+                stranger.close()
+    assert served.application.bodies == [100_000]
 
 
 def test_a_stop_waits_for_an_answer_under_way(served: Served, tmp_path: Path) -> None:

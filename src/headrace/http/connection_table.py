@@ -24,7 +24,8 @@ class ConnectionTable:
         self.epoll = select.epoll()
         self.waiting: dict[int, HttpServerConnection] = {}
         self.admission: Admission[HttpServerConnection] = Admission(self.displace)
-        self._buffered: Buffered[HttpServerConnection] = Buffered()
+        self._buffered: tuple[Buffered[HttpServerConnection], ...] = (Buffered(), Buffered())
+        """Bytes of clients that have not authenticated, and of those that have: the first don't displace the others."""
         self._refusals = refusals
         self._lock = threading.Lock()
         self._lingering = 0
@@ -58,6 +59,7 @@ class ConnectionTable:
             connection.shut()
 
     def mark_authenticated(self, connection: HttpServerConnection) -> None:
+        self._forget_buffered(connection)
         connection.is_authenticated = True
         self.admission.mark_authenticated(connection)
 
@@ -90,17 +92,22 @@ class ConnectionTable:
                 return False
             del self.waiting[connection.fd]
             self.epoll.unregister(connection.fd)
-        if connection.is_buffered:
-            connection.is_buffered = False
-            self._buffered.hold(connection, 0)
+        self._forget_buffered(connection)
         return True
 
     def account_buffered(self, connection: HttpServerConnection) -> None:
-        """Record the bytes of its incomplete request. Drop the oldest such connections when all have too many."""
+        """Record the bytes of its incomplete request. Drop the oldest such connections when all of its kind have too
+        many."""
         connection.is_buffered = bool(connection.buffer)
-        for oldest in self._buffered.hold(connection, len(connection.buffer)):
+        buffered = self._buffered[connection.is_authenticated]
+        for oldest in buffered.hold(connection, len(connection.buffer)):
             self._refusals.add("its request came too slowly", address=oldest.client)
             self.drop_waiting(oldest)
+
+    def _forget_buffered(self, connection: HttpServerConnection) -> None:
+        if connection.is_buffered:
+            connection.is_buffered = False
+            self._buffered[connection.is_authenticated].hold(connection, 0)
 
     # ------------------------------------------------------------ ending
 
