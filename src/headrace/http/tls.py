@@ -62,7 +62,7 @@ class ServerTls:
 
 def server_tls(certificate: str, key: str, setting: str, *, authority: str = "") -> ServerTls | None:
     """Return the TLS of the settings, or None when no certificate is set. Raise UsageError. authority: PEM file of
-    the authority that must have signed client certificates; "": clients need none."""
+    the authority that must have signed client certificates, with which their connections end; "": clients need none."""
     if not certificate:
         return None
     files = [file for file in (certificate, key, authority) if file]
@@ -70,7 +70,7 @@ def server_tls(certificate: str, key: str, setting: str, *, authority: str = "")
         build = partial(
             _context, certificate, key, authority, f"setting {setting.replace('certificate', 'key')}"
         )
-        return ServerTls(Reloaded(files, build, name=setting).get)
+        return ServerTls(Reloaded(files, build, name=setting).get, admit=_expiry_of if authority else None)
     except (OSError, ssl.SSLError) as error:
         raise UsageError(
             f"setting {setting} = {certificate!r}, and its key {key!r}",
@@ -167,6 +167,13 @@ class TlsConnection(HttpServerConnection):
             except OSError as error:
                 raise HungUpError(str(error)) from error
         return True
+
+
+def _expiry_of(sock: ssl.SSLSocket) -> float:
+    """Return the Unix time at which the client's certificate expires, which OpenSSL has verified."""
+    certificate = sock.getpeercert() or {}
+    expiry = certificate.get("notAfter")
+    return ssl.cert_time_to_seconds(expiry) if isinstance(expiry, str) else 0.0
 
 
 def _name_of(certificate: object) -> str:
