@@ -127,7 +127,8 @@ class FileOperations:
     # ------------------------------------------------------------ contents
 
     def read(self, request: Request, path: str) -> Response:
-        """Read a file; with `If-Match`, only that version. Raises VersionChangedError if the file has another one."""
+        """Read a file; with `If-Match`, only that version, and with `If-Range` all of another one. Raises
+        VersionChangedError."""
         file_stat, content = self._open(path_of(path))
         try:
             return self._content(request, path, file_stat, content)
@@ -162,7 +163,10 @@ class FileOperations:
         headers = [("Content-Type", BYTES), ("ETag", etag), ("Accept-Ranges", "bytes")]
         if mtime_ns > 0:
             headers.append(("Last-Modified", http_date(mtime_ns)))
-        span = _requested_range(request.header("range"), size_bytes, path)
+        is_other = (
+            request.header("if-range", etag).strip() != etag
+        )  # a time is no exact version (RFC 9110, 13.1.5)
+        span = None if is_other else _requested_range(request.header("range"), size_bytes, path)
         start, end = span or (0, size_bytes)
         if span is not None:
             headers.append(("Content-Range", f"bytes {start}-{end - 1}/{size_bytes}"))

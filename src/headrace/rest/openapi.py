@@ -34,6 +34,7 @@ _CONTENT_HEADERS = {
 _READ_HEADERS = {
     "Range": ("Return only this range of bytes.", {"type": "string"}),
     "If-Match": ("Return only this version; respond 412 otherwise.", {"type": "string"}),
+    "If-Range": ("Return the range of this version, and all bytes of another one.", {"type": "string"}),
     SUMS_HEADER: ("Request checksums of the response.", {"type": "string"}),
 }
 _WRITE_HEADERS = {

@@ -110,6 +110,17 @@ def test_ranges_and_versions_that_are_refused(api: Api) -> None:
     assert (other.status, other.json["code"]) == (412, "origin.version_changed")
 
 
+def test_a_range_of_another_version_is_none(api: Api) -> None:
+    """A client that continues a download would join bytes of two versions."""
+    whole = api.ask("GET", content("/data/small"))
+    etag, time = whole.headers["ETag"], whole.headers["Last-Modified"]
+    part = api.ask("GET", content("/data/small"), Range="bytes=10-19", If_Range=etag)
+    assert (part.status, part.body) == (206, whole.body[10:20])
+    for other in ('"other"', f"W/{etag}", time):
+        again = api.ask("GET", content("/data/small"), Range="bytes=10-19", If_Range=other)
+        assert (again.status, again.body) == (200, whole.body)
+
+
 def test_names_in_pages(api: Api) -> None:
     for number in range(7):
         api.host.put(f"many/{number}", 1)
