@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from headrace.base.errors import UsageError
+from headrace.base.hangup import unless_ignored
 from headrace.base.missing_extras import require
 from headrace.cli import bench_options as own
 from headrace.cli import options
-from headrace.cli.hangup import unless_ignored
 from headrace.cli.render import print_json, say, warn
 
 if TYPE_CHECKING:

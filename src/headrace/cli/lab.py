@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from headrace.base.hangup import unless_ignored
 from headrace.cli import options
-from headrace.cli.hangup import unless_ignored
 from headrace.cli.render import print_json, print_rows, say, warn
 from headrace.cli.state import lab_file
 from headrace.lab.lab import Lab, LabPlan

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import CancelledByUserError, DeadlineExceededError, HeadraceError
+from headrace.base.hangup import unless_ignored
 from headrace.base.mount_table import mounted_at
 from headrace.base.trusted_owner import only_root_moves
 from headrace.cli.exclusive_mounts import ExclusiveMounts, ExclusiveWatch, unmount_exclusive
 from headrace.cli.gateways import KeptGateway, configured_kinds
-from headrace.cli.hangup import unless_ignored
 from headrace.cli.process import Child, MountOptions, start_fd_store, start_node
 from headrace.cli.render import warn
 from headrace.cli.repeated_failure import RepeatedFailure

@@ -31,7 +31,8 @@ class OpenUpper:
         self.reported_ctime_ns = 0
         """The file's ctime when it was last reported to the node; 0 for a new file."""
         self.durable_ctime_ns = 0
-        """The file's ctime when the file last had the durability that its mode promises."""
+        """The file's ctime when the file last had the durability that its mode promises; 0: not known. An earlier close
+        may have failed to make it durable, in this session or in one before."""
 
 
 class UpperFiles:
@@ -51,7 +52,7 @@ class UpperFiles:
             file = self._open.get(node)
             if file is None:
                 file = self._open[node] = OpenUpper(fd)
-                file.reported_ctime_ns = file.durable_ctime_ns = 0 if new else os.fstat(fd).st_ctime_ns
+                file.reported_ctime_ns = 0 if new else os.fstat(fd).st_ctime_ns
             elif fd != file.fd:
                 os.close(fd)
             file.opens += 1

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from headrace.base.decoding import decode_json
 from headrace.base.errors import HeadraceError
+from headrace.base.hangup import unless_ignored
 from headrace.base.logs import log_to_stderr
 from headrace.config.schema import Config
 from headrace.http.server import HttpServer
@@ -38,8 +39,8 @@ Serve = Callable[[Config, str, Callable[[Ready], None]], None]
 
 
 def run_until_signal(server: HttpServer) -> None:
-    """Run a server until SIGTERM, SIGINT or SIGHUP."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    """Run a server until SIGTERM, SIGINT, or SIGHUP unless that is ignored."""
+    for number in unless_ignored(signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: server.stop())
     server.run()
 

@@ -6,13 +6,16 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
 
-from headrace.cli.hangup import unless_ignored
+from headrace.base.hangup import unless_ignored
 from headrace.cli.process import MountOptions
 from headrace.cli.state import RunState
 from headrace.cli.supervise import Supervisor
+from headrace.http.process import run_until_signal
+from headrace.http.server import HttpServer
 
 ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -41,3 +44,10 @@ def test_only_a_hangup_that_is_ignored_is_left_alone(tmp_path: Path) -> None:
     assert unless_ignored(*ENDS) == [signal.SIGTERM, signal.SIGINT]
     supervisor(tmp_path)
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_a_gateway_that_nohup_starts_goes_on() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    run_until_signal(create_autospec(HttpServer, instance=True))
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL

@@ -264,6 +264,27 @@ def test_close_and_fsync_wait_where_an_earlier_session_opened_the_file(
     assert mount.kernel.errno(Opcode.FLUSH, node, layout.FlushIn()) == 0, "a file without a name"
 
 
+def test_after_a_close_that_failed_the_next_open_of_the_file_waits_for_the_origin_too(
+    open_mount: OpenMount,
+) -> None:
+    """Nothing was written since: the bytes of the earlier writer are what must be durable."""
+    mount = open_mount(write="through")
+    created = mount.kernel.create(b"new")
+    node = created.entry.nodeid
+    mount.kernel.write(node, b"bytes")
+    mount.client.failure = OriginUnavailableError("a")
+    with pytest.raises(OriginUnavailableError):
+        mount.kernel.call(Opcode.FLUSH, node, layout.FlushIn())
+    mount.kernel.release(node, created.open.fh)
+    mount.kernel.open(node)
+    with pytest.raises(OriginUnavailableError):
+        mount.kernel.call(Opcode.FSYNC, node, layout.FsyncIn())
+    mount.client.failure = None
+    for _ in range(2):
+        assert mount.kernel.errno(Opcode.FSYNC, node, layout.FsyncIn()) == 0
+    assert mount.client.secured == [b"/new"]
+
+
 def test_close_waits_where_this_session_opened_the_file_again(
     open_mount: OpenMount, handover: HandoverState
 ) -> None:
