@@ -400,7 +400,7 @@ class _Keeper:
     def lock_of(self, _: str) -> asyncio.Lock:
         return self._lock
 
-    def forget(self, _: str) -> None:
+    async def forget(self, _: str) -> None:
         pass
 
 

@@ -137,3 +137,26 @@ async def test_an_older_range_that_was_sent_ahead_does_not_get_into_a_newer_snap
                 assert replica.read() == newer
             changed = msgspec.structs.replace(file, ctime_ns=2)
             await keeper.replicate(Replicate("n0", [changed], begin=False, end=False))
+
+
+async def test_a_range_that_was_sent_ahead_before_a_failover_does_not_get_into_a_later_snapshot(
+    tmp_path: Path,
+) -> None:
+    """It arrives when the writer is back and has sent newer content of the same file ahead."""
+    older, newer = bytes(2 * BLOCK_SIZE_BYTES), b"n" * (2 * BLOCK_SIZE_BYTES)
+    sums = [xxhash.xxh3_64_intdigest(newer[:BLOCK_SIZE_BYTES])] * 2
+    file = Snapshot(b"/f", EntryType.FILE, 7, 1, 1, len(newer), 0o644, sums=sums)
+    ahead, peers = ReplicateAhead("n0", 7, 0, len(older)), SlowPeers(older, newer)
+    with ThreadPoolExecutor(4) as threads:
+        keeper = ReplicaHost("n1", str(tmp_path), peers, threads, view=lambda: VIEW)
+        async with OwnedTasks() as tasks:
+            late = tasks.start(keeper.replicate_ahead(ahead))
+            await peers.asked.wait()
+            async with keeper.lock_of("n0"):
+                await keeper.forget("n0")
+            await keeper.replicate_ahead(ahead)
+            peers.go_on.set()
+            await late
+        await keeper.replicate(Replicate("n0", [file], begin=False, end=False))
+    with open(ReplicaLayer(keeper.folder_of("n0")).upper.at(b"/f").open(0), "rb") as replica:
+        assert replica.read() == newer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.beneath import SafePath
 from headrace.base.model import BLOCK_SIZE_BYTES, ObjectMetadata, Version
 from headrace.base.namespace_path import join
 from headrace.overlay.hiding import hide
@@ -231,3 +233,84 @@ def test_a_copy_has_what_an_object_has_beside_its_bytes(
         send(upper, mirror, [b"/file"])
         copied = mirror.upper.at(b"/file")
         assert extras_of(copied, copied.lstat()) == given
+
+
+def test_a_block_that_a_full_disk_tore_is_missing(
+    layers: tuple[Upper, ReplicaLayer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file gets its earlier content back, whose checksum the mirror had before the write that failed."""
+    upper, mirror = layers
+    source, data = plain(upper.at(b"/f")), os.urandom(3 * BLOCK_SIZE_BYTES)
+    Path(os.fsdecode(source)).write_bytes(data)
+    wanted = snapshot(upper, b"/f")
+    mirror.write(wanted.inode, 0, data)
+    assert mirror.missing(wanted) == []
+    pwrite, written = os.pwrite, iter([100])
+
+    def tear(fd: int, body: memoryview, position: int) -> int:
+        for size in written:
+            return pwrite(fd, body[:size], position)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patches:
+        patches.setattr(os, "pwrite", tear)
+        with pytest.raises(OSError, match="No space"):
+            mirror.write(wanted.inode, 0, os.urandom(2 * BLOCK_SIZE_BYTES))
+    assert mirror.missing(wanted) == [(0, 2 * BLOCK_SIZE_BYTES)]
+    send(upper, mirror, [b"/f"])
+    assert looks(upper) == looks(mirror.upper)
+
+
+@pytest.mark.parametrize("blocks", [2, 3])
+def test_a_large_file_that_cannot_be_placed_leaves_the_old_one_and_is_placed_later(
+    layers: tuple[Upper, ReplicaLayer], monkeypatch: pytest.MonkeyPatch, blocks: int
+) -> None:
+    """Its staging is a second name of the old file, because no block of the file changed."""
+    upper, mirror = layers
+    source, data = plain(upper.at(b"/f")), os.urandom(3 * BLOCK_SIZE_BYTES)
+    Path(os.fsdecode(source)).write_bytes(data)
+    send(upper, mirror, [b"/f"])
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    os.truncate(source, blocks * BLOCK_SIZE_BYTES)
+    os.utime(source, ns=(1, 1))
+    for _ in range(2):
+        with monkeypatch.context() as patches, pytest.raises(OSError, match="No space"):
+            patches.setattr(SafePath, "rename", fail)
+            send(upper, mirror, [b"/f"])
+        assert Path(os.fsdecode(plain(mirror.upper.at(b"/f")))).read_bytes() == data
+    send(upper, mirror, [b"/f"])
+    assert looks(upper) == looks(mirror.upper)
+
+
+@pytest.mark.parametrize("size", [10, SMALL_BYTES_MAX + 1])
+def test_a_file_that_cannot_be_placed_leaves_nothing_in_work(
+    layers: tuple[Upper, ReplicaLayer], monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """The disk is full, and each attempt would take some more of it."""
+    upper, mirror = layers
+    Path(os.fsdecode(plain(upper.at(b"/f")))).write_bytes(b"x" * size)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patches, pytest.raises(OSError, match="No space"):
+        patches.setattr(SafePath, "setxattr", fail)
+        send(upper, mirror, [b"/f"])
+    assert os.listdir(mirror.upper.work.path) == []
+    send(upper, mirror, [b"/f"])
+    assert looks(upper) == looks(mirror.upper)
+
+
+def test_a_closed_mirror_leaves_the_file_to_the_next_one(layers: tuple[Upper, ReplicaLayer]) -> None:
+    _, mirror = layers
+    mirror.write(7, 0, bytes(BLOCK_SIZE_BYTES))
+    mirror.close()
+    following = ReplicaLayer(os.path.dirname(os.fsdecode(mirror.upper.tree.path)))
+    following.make()
+    following.write(7, 0, b"n" * BLOCK_SIZE_BYTES)
+    with pytest.raises(OSError, match="Stale"):
+        mirror.write(7, 0, bytes(BLOCK_SIZE_BYTES))
+    assert Path(os.fsdecode(plain(following.upper.work.at(b"/7")))).read_bytes() == b"n" * BLOCK_SIZE_BYTES

@@ -146,6 +146,7 @@ class Failover:
                     failpoint.hit("failover.cleared")
                     await asyncio.sleep(REPLICA_LINGER_S)
                 async with self._replica_host.lock_of(writer):
+                    await self._replica_host.forget(writer)
                     self._drop(writer)
                 return
             except HeadraceError as error:
@@ -169,7 +170,7 @@ class Failover:
         deleted."""
         directory = self._replica_host.folder_of(writer)
         log.warning("a node left the cluster, this replica persists its files node=%s", writer)
-        self._replica_host.forget(writer)
+        await self._replica_host.forget(writer)
         run.write = write = self._build(directory)
         try:
             await write.start()
@@ -186,7 +187,6 @@ class Failover:
     def _drop(self, writer: str) -> None:
         """Delete a writer's replicas, but not the report for it."""
         directory = self._replica_host.folder_of(writer)
-        self._replica_host.forget(writer)
         for name in os.listdir(directory):
             path = os.path.join(directory, name)
             if os.path.isdir(path):

@@ -83,8 +83,11 @@ class ReplicaHost:
 
     async def drop_idle(self) -> None:
         """Delete files that were sent ahead and never completed."""
-        for writer, layer in list(self._layers.items()):
+        for writer in list(self._layers):
             async with self.lock_of(writer):
+                layer = self._layers.get(writer)
+                if layer is None:
+                    continue  # a failover began meanwhile
                 count = await self._in_thread(layer.drop_idle, STAGING_IDLE_S)
                 if count:
                     log.info("incomplete replicas were dropped writer=%s files=%d", writer, count)
@@ -117,9 +120,12 @@ class ReplicaHost:
         """Return the lock that protects a writer's replicas."""
         return self._locks.setdefault(writer, asyncio.Lock())
 
-    def forget(self, writer: str) -> None:
-        """Forget the state of a writer's replicas, after other code changed their directory."""
-        self._layers.pop(writer, None)
+    async def forget(self, writer: str) -> None:
+        """Forget the state of a writer's replicas, because other code changes their directory. On return no range that
+        was sent ahead is written there any more. The caller holds the writer's lock."""
+        layer = self._layers.pop(writer, None)
+        if layer is not None:
+            await self._in_thread(layer.close)
 
     async def replicate(self, request: Replicate) -> None:
         """Apply snapshots of a writer. On return the replicas match them, on the disk if `is_durable`. Raises
@@ -152,6 +158,8 @@ class ReplicaHost:
             layer = await self._layer_of(request.writer)
         body = await self._range(node, request.inode, (request.start, request.end))
         async with self._gate_of(request.writer, request.inode):
+            if self._layers.get(request.writer) is not layer:
+                return  # a failover began meanwhile; the snapshot fetches what is missing
             await self._in_thread(layer.write, request.inode, request.start, body)
 
     async def _fetch(self, node: NodeInfo, layer: ReplicaLayer, snapshot: Snapshot) -> None:

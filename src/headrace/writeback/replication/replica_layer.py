@@ -4,11 +4,15 @@ A process that opens the directory as an `Upper` can persist its files, under th
 file is assembled in `work` (its staging), and then moves to its place by one rename. Until then the previous state
 stays complete. Blocks of the file's earlier state are reused, also under an earlier name. Calls block, and run one at a
 time except `write`. Each may raise OSError.
+
+A block without a checksum counts as missing. So a write first forgets the checksums of its blocks: a full disk may
+break it off within one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import threading
@@ -20,7 +24,7 @@ import xxhash
 
 from headrace.base.beneath import SafePath
 from headrace.base.decoding import decode_msgpack
-from headrace.base.model import BLOCK_SIZE_BYTES
+from headrace.base.model import BLOCK_SIZE_BYTES, block_count
 from headrace.overlay.given_mode import give_mode
 from headrace.overlay.hiding import hide
 from headrace.overlay.mark_names import MARKS
@@ -72,12 +76,19 @@ class ReplicaLayer:
         self._placed: dict[int, Installed] = {}
         self._kept: set[bytes] | None = None
         self._staging = threading.Lock()
+        self._is_closed = False
 
     def make(self) -> None:
         """Create the directories, and delete incomplete files of an earlier run."""
         self.upper.make()
         for name in self.upper.work.at(b"/").names():
             self.upper.work.at(b"/" + name).remove_tree()
+
+    def close(self) -> None:
+        """Refuse later writes, before another object uses the directory: it may assemble the same files, and deletes
+        the stagings of this one (`make`)."""
+        with self._staging:
+            self._is_closed = True
 
     # ------------------------------------------------------------ large files
 
@@ -97,15 +108,20 @@ class ReplicaLayer:
         return ranges
 
     def write(self, inode: int, start: int, body: bytes | bytearray | memoryview) -> None:
-        """Write bytes into the staging of a file. start: first byte of a block."""
+        """Write bytes into the staging of a file. start: first byte of a block. Raises ESTALE after `close`."""
+        first, count = start // BLOCK_SIZE_BYTES, block_count(len(body))
         with self._staging:  # several threads write ranges of one file
+            if self._is_closed:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
             staged = self._staged.get(inode)
             if staged is None:
                 staged = self._staged[inode] = self._new_staging(inode)
             elif staged.shared:
                 staged = self._unshare(inode, staged)
             staged.used_s = time.monotonic()
-        fd = staged.path.open(os.O_WRONLY)
+            for number in range(first, first + count):
+                staged.sums.pop(number, None)
+            fd = staged.path.open(os.O_WRONLY)
         try:
             view, position = memoryview(body), start
             while view:
@@ -113,9 +129,9 @@ class ReplicaLayer:
                 view, position = view[done:], position + done
         finally:
             os.close(fd)
-        for offset in range(0, len(body), BLOCK_SIZE_BYTES):
-            part = memoryview(body)[offset : offset + BLOCK_SIZE_BYTES]
-            staged.sums[(start + offset) // BLOCK_SIZE_BYTES] = xxhash.xxh3_64_intdigest(part)
+        for number in range(count):
+            part = memoryview(body)[number * BLOCK_SIZE_BYTES : (number + 1) * BLOCK_SIZE_BYTES]
+            staged.sums[first + number] = xxhash.xxh3_64_intdigest(part)
 
     def drop_idle(self, idle_s: float) -> int:
         """Delete stagings without a write for idle_s, and forget the checksums of files that left their place. Return
@@ -145,9 +161,11 @@ class ReplicaLayer:
         return staging
 
     def _new_staging(self, inode: int) -> Staging:
-        """Create an empty staging."""
+        """Create an empty staging. One that is left from a failure goes first: it may share an installed file."""
         path = self.upper.work.at(b"/%x" % inode)
-        os.close(path.open(os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        os.close(path.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         return Staging(path)
 
     def _unshare(self, inode: int, staged: Staging) -> Staging:
@@ -200,7 +218,36 @@ class ReplicaLayer:
                 self._place_file(snapshot)
 
     def _place_file(self, snapshot: Snapshot) -> None:
-        new = self._build(snapshot)
+        new = self._staged[snapshot.inode].path if snapshot.is_large else self.upper.new()
+        try:
+            self._build(new, snapshot)
+            self._finish(new, snapshot)
+        except OSError:
+            with contextlib.suppress(OSError):
+                new.unlink()  # it would take space on a disk that may be full
+            raise
+
+    def _build(self, new: SafePath, snapshot: Snapshot) -> None:
+        """Create an entry in `work` with the snapshot's content. A large file is its staging, which leaves the table of
+        stagings."""
+        if snapshot.shape == EntryType.LINK:
+            new.symlink(snapshot.content)
+        elif snapshot.is_large:
+            staged = self._staged.pop(snapshot.inode)
+            if staged.shared and new.lstat().st_size != snapshot.size_bytes:
+                self._unshare(snapshot.inode, staged)
+            _truncate(new, snapshot.size_bytes)
+            count = block_count(snapshot.size_bytes)
+            sums = [staged.sums[number] for number in range(count)]
+            self._placed[snapshot.inode] = Installed(
+                snapshot.path, (snapshot.inode, snapshot.ctime_ns, snapshot.size_bytes), sums
+            )
+        else:
+            with open(new.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as out:
+                out.write(snapshot.content)
+
+    def _finish(self, new: SafePath, snapshot: Snapshot) -> None:
+        """Give an entry of `work` the snapshot's attributes and its name."""
         set_base(new, snapshot.path, snapshot.replaces)
         new.chown(snapshot.uid, snapshot.gid)
         if snapshot.shape == EntryType.FILE:
@@ -215,26 +262,6 @@ class ReplicaLayer:
         new.rename(self.upper.at(snapshot.path))
         with contextlib.suppress(FileNotFoundError):
             new.unlink()  # rename does nothing if both are names of one file
-
-    def _build(self, snapshot: Snapshot) -> SafePath:
-        """Return a new entry in `work` with the snapshot's content. A large file is its staging, which leaves the table
-        of stagings."""
-        new = self.upper.new()
-        if snapshot.shape == EntryType.LINK:
-            new.symlink(snapshot.content)
-        elif snapshot.is_large:
-            staged = self._staged.pop(snapshot.inode)
-            new = staged.path
-            _truncate(new, snapshot.size_bytes)
-            count = -(-snapshot.size_bytes // BLOCK_SIZE_BYTES)
-            sums = [staged.sums[number] for number in range(count)]
-            self._placed[snapshot.inode] = Installed(
-                snapshot.path, (snapshot.inode, snapshot.ctime_ns, snapshot.size_bytes), sums
-            )
-        else:
-            with open(new.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as out:
-                out.write(snapshot.content)
-        return new
 
     def _place_directory(self, snapshot: Snapshot) -> None:
         path = self.upper.at(snapshot.path)
