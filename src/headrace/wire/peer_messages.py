@@ -183,7 +183,7 @@ class ReplicateAhead(Message, frozen=True):
 
 class QueryFailover(Message, frozen=True):
     """Ask, after the sender came back, which of its files the receiver persisted in its place. → FailoverReport. done:
-    the sender has recorded the report. → FailoverReport, empty."""
+    the sender has recorded the last report; the next one has other files. → FailoverReport, empty."""
 
     writer: str
     done: bool = False

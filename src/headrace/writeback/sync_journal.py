@@ -269,11 +269,12 @@ class SyncJournal:
             finally:
                 os.close(log_fd)
 
-    def drop(self, path: bytes) -> None:
-        """Delete the row of a path."""
-        self._write("DELETE FROM known WHERE path = ?", [(path,)])
-        self._cache(path, None)
-        self.unsure.discard(path)
+    def drop(self, *paths: bytes) -> None:
+        """Delete the rows of paths, in one transaction."""
+        self._write("DELETE FROM known WHERE path = ?", [(path,) for path in paths])
+        for path in paths:
+            self._cache(path, None)
+            self.unsure.discard(path)
 
     def sync(self) -> None:
         """Make all recorded rows durable, with all earlier changes, by any process, of names and attributes on the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,8 @@ from headrace.base.tasks import OwnedTasks
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
 from headrace.wire.peer_messages import FailedOverFile
-from headrace.writeback.sync_journal import JournalRecord
+from headrace.writeback.replication import failover
+from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 from tests.unit.writeback.replication_fixture import HOLDER, WRITER, ReplicationFixture, view_of
 
 PATH = b"/d/f"
@@ -126,3 +128,36 @@ async def test_a_cancelled_query_is_none_for_those_who_wait_behind_it(
         await third
         row = nodes.writer.journal.get(PATH)
         assert row is not None and row.version == await nodes.writer.origin_version(PATH)
+
+
+async def test_all_files_are_reported_however_many_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failover, "REPORT_FILES_MAX", 2)
+    paths = [b"/d/%d" % number for number in range(5)]
+    nodes = ReplicationFixture(tmp_path)
+    try:
+        for path in paths:
+            nodes.writer.write(path, path)
+        await nodes.replicated(*paths)
+        await nodes.leave()
+        await until(lambda: nodes.persisted == [WRITER])
+        nodes.view = view_of(WRITER, HOLDER)
+        await nodes.failback.ask()
+        for path in paths:
+            row = nodes.writer.journal.get(path)
+            assert row is not None and row.version == await nodes.writer.origin_version(path)
+        assert (await nodes.failover.report(WRITER, done=False)).files == []
+    finally:
+        await nodes.close()
+
+
+async def test_a_file_that_was_persisted_after_the_report_is_not_forgotten_with_it(tmp_path: Path) -> None:
+    """The writer left again before it had recorded the report."""
+    async with persisted_elsewhere(tmp_path) as nodes:
+        (file,) = (await nodes.failover.report(WRITER, done=False)).files
+        with contextlib.closing(SyncJournal(f"{nodes.hosts[HOLDER].folder_of(WRITER)}/taken.db")) as table:
+            table.note(JournalRecord(b"/d/later", 7, 8, 9, file.version))
+        await nodes.failover.report(WRITER, done=True)
+        files = (await nodes.failover.report(WRITER, done=False)).files
+        assert [file.path for file in files] == [b"/d/later"]

@@ -20,6 +20,7 @@ from headrace.overlay.hiding import hide
 from headrace.testing.waiting import until
 from headrace.writeback.replication.failover import PUTS_END_S
 from headrace.writeback.sync_journal import SyncJournal
+from headrace.writeback.writeback import WriteBack
 from tests.faulty_origin import PlannedFault
 from tests.unit.writeback.replication_fixture import HOLDER, WRITER, ReplicationFixture, view_of
 
@@ -273,3 +274,32 @@ async def test_a_writer_that_leaves_again_at_once_is_persisted(
         puts.may_answer.set()
         assert await dropped(nodes) == ["taken.db"]
         assert nodes.persisted == [WRITER] and await nodes.writer.origin_bytes(PATH) == OURS
+
+
+async def test_a_put_that_ends_just_in_time_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failover is cancelled while it stops after its last put."""
+    async with cluster(tmp_path) as nodes:
+        nodes.writer.write(PATH, OURS)
+        await nodes.replicated(PATH)
+        puts, stop = HeldPuts(nodes, monkeypatch), WriteBack.stop
+        await nodes.leave()
+        await puts.has_reached.wait()
+        failover = nodes.failover._failovers[WRITER].task
+        assert failover is not None
+
+        async def slow_stop(write: WriteBack) -> None:
+            await until(failover.cancelling)
+            await stop(write)
+
+        with monkeypatch.context() as patches:
+            patches.setattr(WriteBack, "stop", slow_stop)
+            is_back(nodes)
+            puts.may_answer.set()
+            files = (await nodes.failover.report(WRITER, done=False)).files
+        assert [file.path for file in files] == [PATH]
+        assert files[0].version == await nodes.writer.origin_version(PATH)
+        assert nodes.persisted == [] and nodes.failover.files_persisted == 1
+        await nodes.failback.ask()
+        await assert_no_conflict(nodes)

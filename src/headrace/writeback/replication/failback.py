@@ -12,6 +12,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
 from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo
+from headrace.wire.peer_messages import FailedOverFile
 from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 
 log = logging.getLogger(__name__)
@@ -47,21 +48,27 @@ class Failback:
             self._asked_s = begun_s  # not before: a cancelled query is none for those who wait
 
     async def _ask(self, node: NodeInfo) -> None:
+        """Query one node until it has reported all files, as one report has a limit."""
+        last: list[FailedOverFile] = []
         try:
-            files = await self._peers.query_failover(
-                node, self._me, done=False, deadline=Deadline.after(QUERY_LIMIT_S)
-            )
-            if not files:
-                return
-            for file in files:
-                self._note(JournalRecord(file.path, file.inode, file.ctime_ns, file.size_bytes, file.version))
-            await asyncio.to_thread(self._journal.sync)  # durable first: the other node then forgets them
-            log.info("a replica persisted files of this node node=%s files=%d", node.id, len(files))
-            await self._peers.query_failover(
-                node, self._me, done=True, deadline=Deadline.after(QUERY_LIMIT_S)
-            )
+            while files := await self._query(node, done=False):
+                if files == last:
+                    return  # it did not forget them
+                last = files
+                for file in files:
+                    self._note(
+                        JournalRecord(file.path, file.inode, file.ctime_ns, file.size_bytes, file.version)
+                    )
+                await asyncio.to_thread(self._journal.sync)  # durable first: the other node then forgets them
+                log.info("a replica persisted files of this node node=%s files=%d", node.id, len(files))
+                await self._query(node, done=True)
         except (HeadraceError, OSError) as error:
             log.info("a replica did not report which files it persisted node=%s error=%s", node.id, error)
+
+    async def _query(self, node: NodeInfo, *, done: bool) -> list[FailedOverFile]:
+        return await self._peers.query_failover(
+            node, self._me, done=done, deadline=Deadline.after(QUERY_LIMIT_S)
+        )
 
     def _note(self, row: JournalRecord) -> None:
         """Record a row unless this node uploaded something newer. Both times are from this host's clock."""

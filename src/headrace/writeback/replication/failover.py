@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable
 from headrace.base import failpoint
 from headrace.base.beneath import Root
 from headrace.base.errors import HeadraceError
-from headrace.base.tasks import OwnedTasks
+from headrace.base.tasks import OwnedTasks, ended
 from headrace.overlay.upper import Upper
 from headrace.ring.view import ClusterView
 from headrace.wire.peer_messages import FailedOverFile, FailoverReport
@@ -90,7 +90,11 @@ class Failover:
         self._on_persisted = on_persisted
         self._delay_s = delay_s
         self._tasks = OwnedTasks()
+        self._finishing = OwnedTasks(Exception)
+        """Ends by itself: a failover that is cancelled waits for it."""
         self._failovers: dict[str, _Run] = {}
+        self._reported: dict[str, list[JournalRecord]] = {}
+        """The last report to each writer, until the writer has recorded it."""
         self.files_persisted = 0
 
     def on_view(self) -> None:
@@ -176,10 +180,15 @@ class Failover:
             await write.start()
             await write.persist(b"/")
         finally:
-            await write.stop()
-            self.files_persisted += write.counts.files_persisted
-            _record_persisted(directory)
+            await ended(self._finishing.start(self._finish(write, directory)))
         failpoint.hit("failover.persisted")
+
+    async def _finish(self, write: WriteBack, directory: str) -> None:
+        """Stop persisting, and record what was persisted. This may be when PUTS_END_S are over, and the report needs
+        the record."""
+        await write.stop()
+        self.files_persisted += write.counts.files_persisted
+        _record_persisted(directory)
 
     def _has_replicas(self, writer: str) -> bool:
         return _is_there(os.path.join(self._replica_host.folder_of(writer), "tree"))
@@ -196,7 +205,7 @@ class Failover:
 
     async def report(self, writer: str, *, done: bool) -> FailoverReport:
         """Return the files that this node persisted for a writer. The writer is back, or was cut off; then its replicas
-        stay. done: the writer has recorded an earlier report."""
+        stay. done: the writer has recorded the last report, and the next one has other files."""
         self._end(writer)
         try:
             return await self._report(writer, done=done)
@@ -209,15 +218,23 @@ class Failover:
         async with self._replica_host.lock_of(writer):
             if not _is_there(path):
                 return FailoverReport([])
-            if done:
+            with contextlib.closing(SyncJournal(path)) as table:
+                if done:
+                    recorded = [row for row in self._reported.pop(writer, []) if table.get(row.path) == row]
+                    table.drop(*(row.path for row in recorded))
+                rows = [row for row in table.rows() if row.is_there][:REPORT_FILES_MAX]
+            if not done:
+                self._reported[writer] = rows
+            elif not rows:
                 os.unlink(path)
                 if writer in self._view().nodes:
                     forget_persisted(directory)
-                return FailoverReport([])
-            with contextlib.closing(SyncJournal(path)) as table:
-                rows = [row for row in table.rows() if row.version.size_bytes >= 0][:REPORT_FILES_MAX]
+            reported = [] if done else rows
         return FailoverReport(
-            [FailedOverFile(row.path, row.inode, row.ctime_ns, row.size_bytes, row.version) for row in rows]
+            [
+                FailedOverFile(row.path, row.inode, row.ctime_ns, row.size_bytes, row.version)
+                for row in reported
+            ]
         )
 
 
