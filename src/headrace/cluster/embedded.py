@@ -41,11 +41,12 @@ class EmbeddedRecords:
         self.shared.publish(key, new)
         return True
 
-    async def delete(self, key: str, *, unless: str = "") -> None:
+    async def delete(self, key: str, *, unless: str = "", only: bytes | None = None) -> None:
         if unless in self.shared.mirror:
             return
         self._leased.discard(key)
-        self.shared.publish(key, None)
+        if only in (None, self.shared.mirror.get(key)):
+            self.shared.publish(key, None)
 
     async def follow(self, prefix: str, callback: OnRecord) -> None:
         self.shared.add(prefix, callback)

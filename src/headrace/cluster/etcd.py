@@ -14,6 +14,7 @@ import asyncio
 import builtins
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from headrace.base.errors import ClusterDeniedError, ClusterUnavailableError
@@ -134,15 +135,8 @@ class EtcdRecords:
     async def replace(self, key: str, old: bytes, new: bytes, *, leased: bool = False) -> bool:
         leased = leased or key in self._leased
         lease = await self._lease.acquire() if leased else None
-        if not self._beliefs.are_sealed:
-            return await self._exchange(key, old, new, lease)
-        held = self._beliefs.held(key)
-        if held is None or held.value != old:  # another value is there, or was when this node last read it
-            await self.get(key)
-            held = self._beliefs.held(key)
-        if held is None or held.value != old:
-            return False
-        return await self._exchange(key, held.raw, new, lease)
+        has_value, raw = await _raw_of(self._beliefs, key, old, get=self.get)
+        return has_value and await self._exchange(key, raw, new, lease)
 
     async def _exchange(self, key: str, raw: bytes | None, value: bytes, lease: int | None) -> bool:
         """Write a record if these bytes are in etcd (None: no record). Return whether they were."""
@@ -167,15 +161,22 @@ class EtcdRecords:
 
         return await self._connection.call(transact)
 
-    async def delete(self, key: str, *, unless: str = "") -> None:
+    async def delete(self, key: str, *, unless: str = "", only: bytes | None = None) -> None:
         if not unless:
             self._leased.pop(key, None)
+        raw: bytes | None = None
+        if only is not None:
+            has_value, raw = await _raw_of(self._beliefs, key, only, get=self.get)
+            if not has_value or raw is None:
+                return
         name, end = self._key(key), self._beliefs.end_of(key)
 
         async def transact(client: Any) -> None:
             operations = client.transactions
+            is_unhindered = [operations.version(self._key(unless)) == 0] if unless else []
+            is_the_one = [operations.value(name) == raw] if raw is not None else []
             await client.transaction(
-                compare=[operations.version(self._key(unless)) == 0] if unless else [],
+                compare=is_unhindered + is_the_one,
                 success=[operations.delete(name) if end is None else operations.put(name, end)],
                 failure=[],
             )
@@ -322,3 +323,16 @@ class EtcdRecords:
                 continue
             if self._beliefs.are_sealed and await self.get(key) == NOTHING:
                 await self.replace(key, NOTHING, value, leased=True)
+
+
+async def _raw_of(
+    beliefs: Beliefs, key: str, value: bytes, *, get: Callable[[str], Awaitable[bytes | None]]
+) -> tuple[bool, bytes | None]:
+    """Return whether a record has a value, as far as this node knows, and the bytes that etcd then has."""
+    if not beliefs.are_sealed:
+        return True, value
+    held = beliefs.held(key)
+    if held is None or held.value != value:  # another value is there, or was when this node last read it
+        await get(key)
+        held = beliefs.held(key)
+    return (False, None) if held is None or held.value != value else (True, held.raw)

@@ -34,8 +34,9 @@ class Records(Protocol):
         node's."""
         ...
 
-    async def delete(self, key: str, *, unless: str = "") -> None:
-        """Delete a record, if it exists. unless: delete nothing when this other record exists, in one transaction."""
+    async def delete(self, key: str, *, unless: str = "", only: bytes | None = None) -> None:
+        """Delete a record, if it exists. unless: delete nothing when this other record exists. only: delete nothing
+        when the record has another value. All in one transaction."""
         ...
 
     async def follow(self, prefix: str, callback: OnRecord) -> None:

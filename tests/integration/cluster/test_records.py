@@ -61,6 +61,21 @@ async def test_a_record_stays_where_another_one_exists(kind: str, etcd: EtcdServ
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_a_record_stays_where_it_has_another_value(kind: str, etcd: EtcdServer) -> None:
+    async with maker(kind, etcd, f"only-{kind}") as make:
+        first, second = await make(), await make()
+        await first.put("rights/d", b"n1", leased=True)
+        await second.delete("rights/d", only=b"n0")
+        assert await first.get("rights/d") == b"n1"
+        await first.put("nodes/a", b"here", leased=True)
+        await first.delete("rights/d", only=b"n1", unless="nodes/a")
+        assert await first.get("rights/d") == b"n1"
+        await first.delete("rights/d", only=b"n1")
+        await first.delete("rights/d", only=b"n1")
+        assert await second.get("rights/d") is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_records(kind: str, etcd: EtcdServer) -> None:
     async with maker(kind, etcd, "records") as make:
         records, other = await make(), await make()

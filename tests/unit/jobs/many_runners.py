@@ -134,9 +134,9 @@ class RecordsOfNode:
         self._shared.change(key, new)
         return True
 
-    async def delete(self, key: str, *, unless: str = "") -> None:
+    async def delete(self, key: str, *, unless: str = "", only: bytes | None = None) -> None:
         self._check()
-        if unless not in self._shared.values:
+        if unless not in self._shared.values and only in (None, self._shared.values.get(key)):
             self._shared.change(key, None)
 
     async def follow(self, prefix: str, callback: Callable[[str, bytes | None], None]) -> None:

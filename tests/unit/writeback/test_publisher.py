@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -474,17 +475,16 @@ async def test_a_lease_acquired_while_those_of_a_lost_one_are_dropped_keeps_its_
     for right in two.rights.values():
         right.start()
     records = two.records["n0"]
-    begun, go_on, get = asyncio.Event(), asyncio.Event(), records.get
+    begun, go_on, delete = asyncio.Event(), asyncio.Event(), records.delete
 
-    async def slow_get(key: str) -> bytes | None:
-        holder = await get(key)
+    async def slow_delete(key: str, **conditions: Any) -> None:
         if not begun.is_set():
             begun.set()
             await go_on.wait()
-        return holder
+        await delete(key, **conditions)
 
     await two.rights["n0"].acquire(b"/d")
-    monkeypatch.setattr(records, "get", slow_get)
+    monkeypatch.setattr(records, "delete", slow_delete)
     records.leases_lost += 1
     await begun.wait()
     async with OwnedTasks() as tasks:
@@ -531,3 +531,67 @@ async def test_a_release_while_the_lease_of_the_node_is_lost_leaves_the_record_o
     await two.rights["n0"].release(b"/d")
     assert await two.records["n1"].get("rights//d") == b"n1" and not two.has("n0")
     await two.rights["n0"].stop()
+
+
+@pytest.mark.parametrize("was_held", [True, False])
+async def test_the_record_of_another_node_is_not_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, was_held: bool
+) -> None:
+    """This node's lease is lost, and the other node acquires the directory, just before the record is deleted."""
+    two = Two(tmp_path)
+    for right in two.rights.values():
+        right.start()
+    records = two.records["n0"]
+    delete = records.delete
+
+    async def late_delete(key: str, **conditions: Any) -> None:
+        await delete(key)
+        records.leases_lost += 1
+        await two.rights["n1"].acquire(b"/d")
+        await delete(key, **conditions)
+
+    await two.rights["n0"].acquire(b"/d")
+    if not was_held:
+        records.leases_lost += 1
+        two.rights["n0"]._drop_lost()
+    with monkeypatch.context() as patches:
+        patches.setattr(records, "delete", late_delete)
+        await two.rights["n0"].release(b"/d")
+    assert await two.records["n1"].get("rights//d") == b"n1"
+    assert (two.has("n0"), two.has("n1")) == (False, True)
+    for right in two.rights.values():
+        await right.stop()
+
+
+async def test_a_doubted_lease_that_is_being_released_delays_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = Two(tmp_path)
+    rights, records, upper = two.rights["n0"], two.records["n0"], two.uppers["n0"]
+    upper.at(b"/e").mkdir(0o755)
+    is_publishing, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow_publish(_: bytes) -> None:
+        is_publishing.set()
+        await go_on.wait()
+
+    def is_usable() -> bool:
+        return rights.marks.is_leased(upper.at(b"/e"), b"/e")
+
+    rights.start()
+    await rights.acquire(b"/d")
+    await rights.acquire(b"/e")
+    monkeypatch.setattr(rights, "_publish", slow_publish)
+    async with OwnedTasks() as tasks:
+        released = tasks.start(rights.release(b"/d"))
+        await is_publishing.wait()
+        await two.records["n1"].put("rights//d", b"n1")
+        records.lease_until_s = 0.0
+        await until(lambda: not is_usable())
+        records.lease_until_s = float("inf")
+        await pass_time(2 * directory_lease.CHECK_INTERVAL_S)
+        assert is_usable() and not released.done()
+        go_on.set()
+        await released
+    assert await records.get("rights//d") == b"n1"
+    await rights.stop()

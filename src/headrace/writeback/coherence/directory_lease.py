@@ -148,13 +148,16 @@ class DirectoryLeases(WriteObserver):
                     self.marks.clear(self._upper.at(directory), MARKS.leased)
                 await self._publish(directory)
                 self._drop_lost()
-            if self._held.pop(directory, None) is None:
-                # a cancelled call may have created the record, and another node has it after a loss
-                if await self._records.get(_key(directory)) == self._me.encode():
-                    await self._records.delete(_key(directory))
-                return
-            await self._records.delete(_key(directory))
-            self._released[directory] = monotonic_s()
+            was_held = self._held.pop(directory, None) is not None
+            # also if the lease is not held: a cancelled call may have created the record
+            await self._delete_record(directory)
+            if was_held:
+                self._released[directory] = monotonic_s()
+
+    async def _delete_record(self, directory: bytes) -> None:
+        """Delete the record of a lease, unless another node has it, perhaps since a moment ago: this node's own lease
+        was lost."""
+        await self._records.delete(_key(directory), only=self._me.encode())
 
     async def _acquire_record(self, directory: bytes) -> None:
         """Create the record of a lease, after its holder has released it."""
@@ -205,9 +208,13 @@ class DirectoryLeases(WriteObserver):
             self._doubted.add(directory)
 
     async def _check_doubted(self) -> None:
-        """Read the records of doubted leases, and stop using those that no longer name this node."""
+        """Read the records of doubted leases, and stop using those that no longer name this node. A directory in use
+        waits: if it is released, its lease is in use no more."""
         for directory in list(self._doubted):
-            async with self._locks.setdefault(directory, asyncio.Lock()):
+            lock = self._locks.setdefault(directory, asyncio.Lock())
+            if lock.locked():  # a release may take long, and the other leases must be extended
+                continue
+            async with lock:
                 if directory in self._held and await self._records.get(_key(directory)) != self._me.encode():
                     log.error(
                         "another node took a directory lease of this node path=%s", os.fsdecode(directory)
@@ -259,8 +266,7 @@ class DirectoryLeases(WriteObserver):
             async with lock:
                 if directory not in self._stale:
                     continue
-                if await self._records.get(_key(directory)) == self._me.encode():
-                    await self._records.delete(_key(directory))
+                await self._delete_record(directory)
                 self._records.disown(_key(directory))
                 self._stale.discard(directory)
 
