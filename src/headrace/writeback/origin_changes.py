@@ -8,6 +8,7 @@ first. A dirty file is never dropped. A file in use stays until it is closed, so
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import math
 import os
@@ -106,14 +107,7 @@ class OriginChangeReconciler:
                     self._waiting.add(row.path)
 
         await asyncio.gather(*(check(row) for row in rows))
-        gone = [
-            removed
-            for directory in sorted(self._emptied, key=len, reverse=True)
-            for removed in self._drop_empty(directory)
-        ]
-        if gone:
-            self._on_written(gone)
-        if self._waiting:
+        if not self._drop_emptied() or self._waiting:
             self.due_s = min(self.due_s, monotonic_s() + self._pause_s)
             self._pause_s = min(PAUSE_S_MAX, 2 * self._pause_s)
 
@@ -195,23 +189,40 @@ class OriginChangeReconciler:
     def _is_here(self, path: bytes) -> bool:
         return self._upper.at(path).exists()
 
-    def _drop_empty(self, directory: bytes) -> list[bytes]:
-        """Remove an emptied directory that the origin no longer has, and then its ancestors. Return the removed
-        directories."""
+    def _drop_emptied(self) -> bool:
+        """Remove the emptied directories that the origin no longer has. Return False if the disk failed for one: it is
+        tried again."""
         gone: list[bytes] = []
+        is_done = True
+        for directory in sorted(self._emptied, key=len, reverse=True):
+            try:
+                self._drop_empty(directory, gone)
+            except (HeadraceError, OSError) as error:
+                path = os.fsdecode(directory)
+                log.warning("an empty directory was not removed, retrying path=%s error=%s", path, error)
+                is_done = False
+        if gone:
+            self._on_written(gone)
+        return is_done
+
+    def _drop_empty(self, directory: bytes, gone: list[bytes]) -> None:
+        """Remove an emptied directory that the origin no longer has, and then its ancestors. gone: gets the removed
+        directories, also before an error."""
         with self._upper.lock:
             if self._upper.names(directory):
                 self._emptied.discard(directory)
-                return gone
+                return
             while directory != b"/" and self._tree.entry_at(directory) is None:
                 try:
                     self._upper.at(directory).rmdir()
-                except OSError:
+                except OSError as error:
+                    if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                        raise
+                    self._emptied.discard(directory)  # a program was first
                     break
-                self._journal.drop(directory)
-                self._emptied.discard(directory)
                 gone.append(directory)
+                self._emptied.discard(directory)
+                self._journal.drop(directory)
                 directory = split(directory)[0]
                 self._emptied.add(directory)
             self._emptied.discard(b"/")
-        return gone

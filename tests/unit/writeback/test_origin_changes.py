@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from headrace.base.beneath import SafePath
 from headrace.base.clock import monotonic_s
 from headrace.testing.virtual_loop import pass_time
 from headrace.writeback import origin_changes
@@ -107,6 +108,35 @@ async def test_what_others_removed_is_gone_with_its_directory(layer: LayerFixtur
     await changes.check_waiting()
     assert layer.names() == [] and {PATH, b"/d"} <= set(layer.meant_anew)
     assert not changes.suspect([])
+
+
+@pytest.mark.expected_warnings("headrace.writeback.origin_changes")
+async def test_a_directory_that_cannot_be_removed_waits_and_the_others_are_reported(
+    layer: LayerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fails for the last of two."""
+    rmdir, other = SafePath.rmdir, b"/other"
+
+    def fail_at_one(safe_path: SafePath) -> None:
+        if safe_path.path == b"/d":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rmdir(safe_path)
+
+    changes = await persisted(layer)
+    layer.write(other + b"/f", OURS)
+    await layer.uploads.put(other + b"/f")
+    for key in ("d/f", "other/f"):
+        layer.memory.delete(key)
+    await layer.listed(b"/d")
+    with monkeypatch.context() as patches:
+        patches.setattr(SafePath, "rmdir", fail_at_one)
+        assert changes.suspect([PATH, other + b"/f"])
+        await changes.check_waiting()
+    assert layer.names() == [b"d"] and {PATH, other} <= set(layer.meant_anew)
+    assert b"/d" not in layer.meant_anew and monotonic_s() < changes.due_s < math.inf
+    await pass_time(changes.due_s - monotonic_s())
+    await changes.check_waiting()
+    assert layer.names() == [] and b"/d" in layer.meant_anew and changes.due_s == math.inf
 
 
 async def test_a_directory_that_the_index_has_stays(layer: LayerFixture) -> None:
