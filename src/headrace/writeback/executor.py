@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 from collections.abc import Awaitable, Callable, Iterable
 
-from headrace.base.beneath import SafePath
-from headrace.base.clock import monotonic_s
 from headrace.base.errors import ClusterUnavailableError, DeadlineExceededError, FileInUseError, HeadraceError
 from headrace.base.keyed_lock import KeyedLock
 from headrace.base.namespace_path import split
 from headrace.namespace.namespace import Namespace
-from headrace.overlay.hiding import pending_removals
 from headrace.writeback.action import WriteBackCounts, by_depth
 from headrace.writeback.changes import ChangeTracker
+from headrace.writeback.pending_removals import PendingRemovals, near
 from headrace.writeback.planner import StepPlanner
 from headrace.writeback.reconcile import SyncStep
 from headrace.writeback.removal import RemovalPropagator
@@ -32,15 +29,14 @@ log = logging.getLogger(__name__)
 CONCURRENCY_MAX = 64
 """Most uploads and removals at the same time."""
 RETRY_S = 1.0
-"""Pause before a deferred path or pending removal is tried again, in seconds."""
+"""Pause before a deferred path is tried again, in seconds."""
 
 
 class SyncExecutor:
     """Persist paths. One task at a time works on a path.
 
-    trouble_at: returns why the node may not persist a path now; "" if it may.
-
-    removals_due_s: time on the monotonic clock at which a round handles pending removals, even if no path is dirty.
+    trouble_at: returns why the node may not persist a path now; "" if it may. pending: the removed directories whose
+    place a file has taken.
     """
 
     def __init__(
@@ -69,8 +65,9 @@ class SyncExecutor:
         self._trouble_at = trouble_at
         self._held_back = ""
         self._gate = asyncio.Semaphore(CONCURRENCY_MAX)
-        self._clearing = asyncio.Lock()
-        self.removals_due_s = math.inf
+        self.pending = PendingRemovals(
+            layer, removals, wake=changes.wake.set, held_back=lambda: self._held_back
+        )
         self.counts = WriteBackCounts()
 
     def start(self) -> None:
@@ -95,35 +92,40 @@ class SyncExecutor:
                 directories.add(directory)
         return directories
 
-    async def run(self, steps: dict[bytes, SyncStep]) -> list[HeadraceError]:
+    async def run(self, steps: dict[bytes, SyncStep], *, below: bytes | None = None) -> list[HeadraceError]:
         """Take all steps, and return the errors. A path that failed stays dirty. Removals are deferred if anything else
-        failed."""
-        errors = await self._remove_pending()
-        errors += await self._run_all([p for p, step in steps.items() if step is SyncStep.CLEAR], self._clear)
-        for level in by_depth(path for path, step in steps.items() if step is SyncStep.MAKE):
+        failed.
+
+        Removed directories whose place a file has taken would block steps, and go first. below: such directories that
+        touch this path go first, too, because the caller waits for them. None: all others go in the background.
+        """
+        folders = [path for path, step in steps.items() if step is SyncStep.MAKE]
+        others = [path for path, step in steps.items() if step is not SyncStep.MAKE]
+        if below is None:
+            self.pending.remove_others_soon(others, folders=folders)
+        failed = await self.pending.remove_near(
+            others if below is None else [*others, below], folders=folders
+        )
+        errors = await self._run_all([p for p, step in steps.items() if step is SyncStep.CLEAR], self._clear)
+        for level in by_depth(folders):
             errors += await self._run_all(level, self._make_directory)
         errors += await self._run_all([p for p, step in steps.items() if step is SyncStep.PUT], self._put)
-        removed = [path for path, step in steps.items() if step is SyncStep.REMOVE]
-        if errors:
-            self._defer(removed)
-            return errors
+        removed = [p for p, step in steps.items() if step in (SyncStep.REMOVE, SyncStep.REMOVE_DIRECTORY)]
+        deferred = set(removed if errors else near(removed, failed))
+        self._defer(deferred)
+        errors = [*failed.values(), *errors]
+        return errors + await self._run_removals(steps, [path for path in removed if path not in deferred])
+
+    async def _run_removals(self, steps: dict[bytes, SyncStep], paths: list[bytes]) -> list[HeadraceError]:
+        """Take the steps that remove these paths, and return the errors."""
         gone: list[bytes] = []
-        errors += await self._run_all(removed, lambda path: self._remove(path, gone))
+        files = [path for path in paths if steps[path] is SyncStep.REMOVE]
+        errors = await self._run_all(files, lambda path: self._remove(path, gone))
         errors += await self._drop_whiteouts(gone)
-        directories = by_depth(path for path, step in steps.items() if step is SyncStep.REMOVE_DIRECTORY)
+        directories = by_depth(path for path in paths if steps[path] is SyncStep.REMOVE_DIRECTORY)
         for level in reversed(directories):
             errors += await self._run_all(level, self._remove_directory)
         return errors
-
-    def find_pending_removals(self) -> None:
-        """Make pending removals of an earlier run due in the next round."""
-        if self.pending_removals():
-            self.removals_due_s = 0.0
-
-    def pending_removals(self) -> list[tuple[SafePath, bytes]]:
-        """Return the directories that wait for their removal at the origin, with their former paths. Mode `local` is
-        left out: its settings may change later."""
-        return [pair for pair in pending_removals(self._upper) if self._layer.persists(pair[1])]
 
     # ------------------------------------------------------------ one path
 
@@ -244,19 +246,3 @@ class SyncExecutor:
                 self._changes.note([path], 0.0)  # it came back meanwhile
         else:
             self._defer([path])
-
-    async def _remove_pending(self) -> list[HeadraceError]:
-        """Remove at the origin the directories whose place a file has taken, because they would block its upload."""
-        async with self._clearing:
-            self.removals_due_s = math.inf
-            pending = self.pending_removals()
-            try:
-                if pending and self._held_back:
-                    raise ClusterUnavailableError("removed directories", why=self._held_back)
-                await self._removals.remove_pending(pending)
-            except HeadraceError as error:
-                log.info("removed directories are still at the origin error=%s", error)
-                self.removals_due_s = monotonic_s() + RETRY_S
-                self._changes.wake.set()
-                return [error]
-        return []

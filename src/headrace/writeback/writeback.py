@@ -99,6 +99,7 @@ class WriteBack:
         """Stop persisting, and close the layer. The next run repeats unfinished work."""
         while self._tasks:  # a caller of `persist` may end its round meanwhile
             await self._tasks.close()
+        await self._executor.pending.stop()
         await self._observers.stop()
         await self._demoter.stop()
         self._quota.close()
@@ -110,7 +111,7 @@ class WriteBack:
         moved = await self._layer.in_thread(clear_work, self._layer.upper)
         if moved:
             self._changes.changed_here(moved)
-        self._executor.find_pending_removals()
+        self._executor.pending.find()
 
     # ------------------------------------------------------------ changes
 
@@ -148,7 +149,7 @@ class WriteBack:
             try:
                 if now_s >= self._origin_changes.due_s:
                     await self._origin_changes.check_waiting()
-                if due or now_s >= self._executor.removals_due_s:
+                if due or now_s >= self._executor.pending.due_s:
                     await self._reconcile_round(due)
                 elif now_s - scanned_s > pause_s or (self._quota.disk_is_full() and now_s >= full_due_s):
                     await self._clear_work()
@@ -172,7 +173,7 @@ class WriteBack:
     async def _sleep(self) -> None:
         """Sleep until a path, a pending removal or a check is due, a session reports a change, or a scan is due."""
         next_s = min(
-            self._executor.removals_due_s, self._origin_changes.due_s, self._dirty.next_due_s() or math.inf
+            self._executor.pending.due_s, self._origin_changes.due_s, self._dirty.next_due_s() or math.inf
         )
         wait_s = min(RETRY_S if self._quota.disk_is_full() else SCAN_INTERVAL_S, next_s - monotonic_s())
         if wait_s <= 0:  # a round without any wait would starve the loop's other tasks
@@ -182,8 +183,11 @@ class WriteBack:
             async with asyncio.timeout(max(0.02, wait_s)):
                 await self._changes.wake.wait()
 
-    async def _reconcile_round(self, paths: list[bytes]) -> list[HeadraceError]:
-        """Persist these paths in one round, and notify the observers, even after errors. Return the errors."""
+    async def _reconcile_round(
+        self, paths: list[bytes], *, below: bytes | None = None
+    ) -> list[HeadraceError]:
+        """Persist these paths in one round, and notify the observers, even after errors. Return the errors. below: of
+        `SyncExecutor.run`."""
         self._scan.hide_unanswered()
         steps = await self._scan.steps_of(paths)
         directories = self._executor.folders_of(steps)
@@ -194,7 +198,7 @@ class WriteBack:
             self._layer.write_ahead.flush_soon()
 
         try:
-            return await self._executor.run(steps)
+            return await self._executor.run(steps, below=below)
         finally:
             if steps:  # peers may be slow, so the notification continues after its caller was cancelled
                 await asyncio.shield(self._tasks.start(notify()))
@@ -224,13 +228,14 @@ class WriteBack:
         begun_s, renamed = monotonic_s(), self._conflicts.count
         while True:
             dirty = self._dirty.below(path, since_s=begun_s)
-            if not dirty and not self._executor.pending_removals():
+            if not dirty and not self._executor.pending.is_any_near(path):
                 if self._conflicts.count == renamed:
                     return
                 # conflict copies and renamed files must be persisted, too
                 begun_s, renamed = monotonic_s(), self._conflicts.count
                 continue
-            errors = await self._reconcile_round([*self._conflicts.blocking_directories(path), *dirty])
+            blocking = self._conflicts.blocking_directories(path)
+            errors = await self._reconcile_round([*blocking, *dirty], below=path)
             if errors:
                 raise errors[0]
             if self._dirty.below(path, since_s=begun_s):

@@ -9,14 +9,18 @@ from pathlib import Path
 import pytest
 
 from headrace.base.clock import monotonic_s
-from headrace.base.errors import OriginUnavailableError
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError, OriginUnavailableError, PathNotFoundError
 from headrace.base.tasks import OwnedTasks
-from headrace.overlay.hiding import hide, rename_leaving_whiteout
+from headrace.namespace.mounts import Mount
+from headrace.origin.memory import MemoryOrigin
+from headrace.overlay.hiding import defer_removal, hide, pending_removals, rename_leaving_whiteout
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
 from headrace.writeback.observers import WriteObserver
+from headrace.writeback.pending_removals import near
 from headrace.writeback.writeback import WriteBack
-from tests.faulty_origin import PlannedFault
+from tests.faulty_origin import FaultyOrigin, PlannedFault
 from tests.unit.writeback.layer_fixture import LIMIT_S, CrashError, LayerFixture, crash_at
 
 PUT_STEPS = ("persist.chosen", "persist.begun", "persist.put", "persist.shown", "persist.noted")
@@ -109,6 +113,74 @@ async def test_one_file_that_fails_holds_up_no_other(layer: LayerFixture) -> Non
         write.persist_soon(b"/")
         await until(lambda: write.waiting(b"/")[0] == 1 and write.failing(b"/"))
         assert layer.origin.count("put") == 5 and write.counts.failures == 1
+
+
+@pytest.mark.parametrize("fault", [PlannedFault.UNAVAILABLE, PlannedFault.HANG])
+@pytest.mark.expected_warnings("headrace.writeback.executor")
+async def test_a_removed_directory_of_an_origin_that_is_away_holds_up_no_other_origin(
+    layer: LayerFixture, fault: PlannedFault
+) -> None:
+    """A file has taken the place of the directory. What others wrote, and removed, is persisted meanwhile."""
+    away = MemoryOrigin("away")
+    origin = FaultyOrigin(away)
+    layer.namespace.mount_points.attach(Mount("/b", away.url, origin, 3600.0))
+    version = away.hold("s/f", b"before")
+    await layer.listed(b"/b/s/f")
+    layer.upper.at(b"/b/s").make_directories(0o755)
+    hide(layer.upper, b"/b/s/f", version)
+    defer_removal(layer.upper, b"/b/s")
+    layer.upper.at(b"/b/s").unlink()  # the whiteout in its place, which the new file replaces
+    origin.fail("remove", fault)
+    hide(layer.upper, b"/removed", await layer.hold(b"/removed", b"before"))
+    began_s = monotonic_s()
+    async with layer.running(layer.write_back()) as write:
+        await until(lambda: origin.count("remove"))
+        layer.write(b"/d/f", b"ours")
+        await write.persist(b"/d")
+        await assert_tree(layer, {b"/d/f": b"ours", b"/removed": b"before"})
+        write.persist_soon(b"/")
+        await until(lambda: write.waiting(b"/") == (0, 0))
+        await assert_tree(layer, {b"/removed": None})
+        assert monotonic_s() - began_s < LIMIT_S / 2
+        layer.write(b"/b/s", b"a file")
+        with pytest.raises(HeadraceError):
+            await write.persist(b"/b")
+        assert len(pending_removals(layer.upper)) == 1
+        origin.mend()
+        await write.persist(b"/b")
+        assert pending_removals(layer.upper) == []
+        assert {key: await at(away, key) for key in ("s", "s/f")} == {"s": b"a file", "s/f": None}
+
+
+async def at(origin: MemoryOrigin, key: str) -> bytes | None:
+    try:
+        info = await origin.head(key, deadline=Deadline.after(LIMIT_S))
+    except PathNotFoundError:
+        return None
+    size_bytes = info.version.size_bytes
+    arrived = await origin.read_range(
+        key, 0, size_bytes, version=info.version, deadline=Deadline.after(LIMIT_S)
+    )
+    return bytes(arrived.body)
+
+
+async def test_a_removed_directory_of_an_earlier_run_is_removed(layer: LayerFixture) -> None:
+    version = await layer.hold(b"/d/s/f", b"before")
+    layer.upper.at(b"/d/s").make_directories(0o755)
+    hide(layer.upper, b"/d/s/f", version)
+    defer_removal(layer.upper, b"/d/s")
+    layer.origin.fail("remove", PlannedFault.UNAVAILABLE, numbers=range(2))
+    async with layer.running(layer.write_back()):
+        await until(lambda: not pending_removals(layer.upper))
+        await assert_tree(layer, {b"/d/s/f": None})
+
+
+@pytest.mark.parametrize(
+    ("path", "is_near"),
+    [(b"/a/b", True), (b"/a/b/c", True), (b"/a", True), (b"/", True), (b"/a/bc", False), (b"/a/c", False)],
+)
+def test_a_removed_directory_touches_what_is_at_above_and_below_it(path: bytes, *, is_near: bool) -> None:
+    assert near([b"/a/b"], [path]) == near([b"/a/b"], [b"/z", path]) == ([b"/a/b"] if is_near else [])
 
 
 async def test_a_file_that_vanishes_during_its_put_leaves_the_loop_to_others(layer: LayerFixture) -> None:
