@@ -21,11 +21,12 @@ def view_of(*ids: str) -> ClusterView:
 
 
 class Others:
-    """n1 and n2. deaf: which of them can't be told. heard: what each was told, in order."""
+    """n1 and n2. deaf: which of them can't be told. heard: what each was told, in order. asked: who was to be told."""
 
     def __init__(self) -> None:
         self.deaf: set[str] = set()
         self.heard: dict[str, list[tuple[bytes, bool, bool]]] = {"n1": [], "n2": []}
+        self.asked: list[str] = []
         self.tried = 0
         self.view = view_of("n0", "n1", "n2")
         self.announcer = InvalidationBroadcaster(self.forget, lambda: self.view)
@@ -36,6 +37,7 @@ class Others:
         await asyncio.sleep(0)
         self.tried += 1
         asked = [id for id in self.heard if id in self.view.nodes and (only is None or id in only)]
+        self.asked += asked
         for id in set(asked) - self.deaf:
             self.heard[id].append((path, relist, below))
         return [(id, "the test says so") for id in asked if id in self.deaf]
@@ -87,3 +89,41 @@ async def test_of_very_many_folders_it_says_what_they_have_in_common(others: Oth
     others.deaf = set()
     await until(lambda: others.heard["n2"])
     assert others.heard["n2"][0] == (b"/d", False, True)
+
+
+async def test_who_can_not_be_told_is_waited_for_once(others: Others) -> None:
+    """A silent node costs the time limit of a request each time, and a close may wait for all of it."""
+    directories = {b"/d/%d" % number for number in range(5)}
+    others.deaf = {"n2"}
+    await others.announcer.announce(directories)
+    assert others.asked.count("n2") == 1 and others.asked.count("n1") == 10
+    others.deaf = set()
+    await until(lambda: len(others.heard["n2"]) >= 10)
+    assert {path for path, relist, _ in others.heard["n2"] if relist} == directories
+
+
+async def test_what_fails_while_an_earlier_notice_is_on_its_way_is_repeated(
+    others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory has changed since, and the node may have listed it before."""
+    is_on_its_way, go_on = asyncio.Event(), asyncio.Event()
+
+    async def send(
+        path: bytes, *, relist: bool, below: bool = True, only: Collection[str] | None = None
+    ) -> list[tuple[str, str]]:
+        if relist and only is not None and "n1" not in only and not is_on_its_way.is_set():
+            is_on_its_way.set()
+            await go_on.wait()
+        return await others.forget(path, relist=relist, below=below, only=only)
+
+    others.deaf = {"n2"}
+    await others.announcer.announce({b"/d"})
+    monkeypatch.setattr(others.announcer, "_send", send)
+    others.deaf = set()
+    await is_on_its_way.wait()
+    others.deaf = {"n2"}
+    await others.announcer.announce({b"/d"})
+    others.deaf = set()
+    go_on.set()
+    await until(lambda: len(others.heard["n2"]) >= 4)
+    assert others.heard["n2"] == 2 * [(b"/d", False, False), (b"/d", True, False)]

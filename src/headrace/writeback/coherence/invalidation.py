@@ -83,14 +83,20 @@ class InvalidationBroadcaster:
         self._tasks = OwnedTasks()
 
     async def announce(self, directories: set[bytes]) -> None:
-        """Invalidate listings. On return each node that answers has dropped its listings and will list again."""
+        """Invalidate listings. On return each node that answers has dropped its listings and will list again. A node
+        that does not answer is waited for once."""
         below = len(directories) > DIRECTORIES_MAX
+        silent: set[str] = set()
         for directory in {os.path.commonpath(directories)} if below else directories:
-            for node, why in await self._notify(directory, below=below):
+            for node in silent:
+                self._record_failed(node, directory, below=below)
+            only = self._view().nodes.keys() - silent if silent else None
+            for node, why in await self._notify(directory, below=below, only=only):
                 log.info(
                     "a node was not notified yet path=%s node=%s error=%s", os.fsdecode(directory), node, why
                 )
                 self._record_failed(node, directory, below=below)
+                silent.add(node)
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -101,6 +107,8 @@ class InvalidationBroadcaster:
         """Notify nodes; return those that failed, and why. All nodes drop their listings before any lists again,
         because one may list from another."""
         failures = dict(await self._send(directory, relist=False, below=below, only=only))
+        if failures:
+            only = (self._view().nodes.keys() if only is None else set(only)) - failures.keys()
         failures |= dict(await self._send(directory, relist=True, below=below, only=only))
         return list(failures.items())
 
@@ -116,15 +124,18 @@ class InvalidationBroadcaster:
             self._tasks.start(self._notify_later(node))
 
     async def _notify_later(self, node: str) -> None:
-        """Repeat until the node has received everything."""
+        """Repeat until the node has received everything. What fails meanwhile is repeated once more: the directory may
+        have changed since the notice that is on its way."""
         try:
             while self._pending.get(node) and node in self._view().nodes:
                 await asyncio.sleep(RETRY_S)
-                for directory, below in list(self._pending[node].items()):
+                for directory in list(self._pending[node]):
+                    below = self._pending[node].pop(directory, None)
+                    if below is None:
+                        continue  # its common parent with others is there instead
                     if await self._notify(directory, below=below, only=(node,)):
+                        self._record_failed(node, directory, below=below)
                         break
-                    if self._pending[node].get(directory) == below:
-                        del self._pending[node][directory]
         finally:
             self._repeating.discard(node)
             self._pending.pop(node, None)
