@@ -91,11 +91,15 @@ class Demoter:
     async def demote_clean(
         self, clean: list[tuple[JournalRecord, os.stat_result]], bytes_wanted: int
     ) -> None:
-        """Move that many bytes of clean files out of the layer, beginning with the oldest writes."""
+        """Move that many bytes of clean files out of the layer, beginning with the oldest writes. A file that fails
+        stays, and the others are moved."""
         clean = [(row, status) for row, status in clean if not self._layer.is_exclusive(row.path)]
         rows = {row.path: row for row, _ in clean}
         for path in choose(clean, bytes_wanted):
-            self._record_demoted(path, await self._demote_one(rows[path]))
+            try:
+                self._record_demoted(path, await self._demote_one(rows[path]))
+            except (HeadraceError, OSError) as error:
+                log.warning("a clean file was not demoted path=%s error=%s", os.fsdecode(path), error)
 
     async def demote(self, path: bytes, entry: Entry) -> bool:
         """Move a clean file into the cache. Return whether the cache has that version now."""
@@ -140,9 +144,18 @@ class Demoter:
         if entry is None or entry.version != row.version:
             return 0
         store = self._store
+
+        def remove(take: Take | None = None) -> int:
+            def work() -> int:
+                return remove_clean_file(
+                    self._upper, row, self._is_shown(row), take=take, empty_too=True, keep_users=True
+                )
+
+            return work() if store is None else store.reserve.spend(work)
+
         if store is None or _is_cached(store, entry):
             await asyncio.sleep(0)
-            return remove_clean_file(self._upper, row, self._is_shown(row), empty_too=True, keep_users=True)
+            return remove()
         loop = asyncio.get_running_loop()
         sums = await loop.run_in_executor(self._threads, checksums_of, self._upper.at(row.path), row)
         if sums is None:
@@ -152,17 +165,10 @@ class Demoter:
         def adopt(safe_path: SafePath) -> bool:
             return store.adopt(entry, safe_path, sums, borrowed=borrowed)
 
-        def remove(take: Take | None) -> int:
-            return store.reserve.spend(
-                lambda: remove_clean_file(
-                    self._upper, row, self._is_shown(row), take=take, empty_too=True, keep_users=True
-                )
-            )
-
         try:
             freed = remove(adopt)
         except NoSpaceError:  # the cache would evict it next
-            return remove(None)
+            return remove()
         except HeadraceError as error:
             log.warning("a clean file was not demoted path=%s error=%s", os.fsdecode(row.path), error)
             return 0

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId
 from headrace.overlay.dirty_throttle import DirtyThrottle
 from headrace.overlay.hiding import is_removal_pending
-from headrace.overlay.upper import HIDDEN
+from headrace.overlay.upper import HIDDEN, Upper
+from headrace.writeback import demotion
 from headrace.writeback.demotion import Demoter, choose
 from headrace.writeback.sync_journal import JournalRecord
 from headrace.writeback.upper_quota import UpperQuota
@@ -231,3 +234,43 @@ async def test_a_crash_leaves_the_file_in_one_place(
         assert again_entry is not None and await demoter_of(again).demote(PATH, again_entry)
         assert_cached(again, again_entry, data)
     again.crash()
+
+
+@pytest.mark.expected_warnings("headrace.writeback.demotion")
+async def test_a_file_that_the_disk_fails_keeps_no_other_in_the_layer(
+    layer: LayerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest is the first of each attempt."""
+    remove, other = demotion.remove_clean_file, b"/e/f"
+
+    def fail_at_one(upper: Upper, row: JournalRecord, *arguments: Any, **options: Any) -> int:
+        if row.path == PATH:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return remove(upper, row, *arguments, **options)
+
+    await persisted(layer, b"ours")
+    entry = await persisted(layer, b"other", other)
+    monkeypatch.setattr(demotion, "remove_clean_file", fail_at_one)
+    await demoter_of(layer).demote_clean([row_of(layer), row_of(layer, other)], 1 << 20)
+    assert layer.content(PATH) == b"ours" and layer.journal.get(PATH) is not None
+    assert_cached(layer, entry, b"other")
+    assert layer.names(b"/e") == []
+
+
+async def test_a_cached_file_leaves_a_full_disk_at_the_cost_of_the_reserve(
+    layer: LayerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove, left = demotion.remove_clean_file, [2]
+
+    def fail_twice(*arguments: Any, **options: Any) -> int:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return remove(*arguments, **options)
+
+    await persisted(layer, b"ours")
+    layer.store.reserve.refill(1 << 40)
+    monkeypatch.setattr(demotion, "_is_cached", lambda store, entry: True)
+    monkeypatch.setattr(demotion, "remove_clean_file", fail_twice)
+    await demoter_of(layer).demote_clean([row_of(layer)], 1 << 20)
+    assert layer.names(b"/d") == [] and left == [0]
