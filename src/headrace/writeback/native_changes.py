@@ -98,14 +98,19 @@ class NativeChanges:
                 await self._drain(events)
             except EventsLostError:
                 log.info("events of exclusive directories were lost, the layer is scanned")
-                self._paths.forget()
-                await self._rescan()
+                await self._find_lost()
             except Exception:
-                log.exception(
-                    "events of exclusive directories were not read"
-                )  # the next ones must still be read
-                self._paths.forget()
-                await self._rescan()
+                log.exception("events of exclusive directories were not read")
+                await self._find_lost()
+
+    async def _find_lost(self) -> None:
+        """Scan the layer for changes whose events were lost. If that fails, the next scan of write-back finds them; the
+        next events must still be read."""
+        self._paths.forget()
+        try:
+            await self._rescan()
+        except Exception:
+            log.exception("the layer was not scanned after events of exclusive directories were lost")
 
     async def _drain(self, events: ChangeEvents) -> None:
         while True:
