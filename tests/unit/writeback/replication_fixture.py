@@ -15,6 +15,7 @@ from headrace.node.writing import build_persister
 from headrace.overlay.upper import Upper
 from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo, next_view
+from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
 from headrace.wire.peer_messages import FailedOverFile, FileRange, Replicate, ReplicateAhead
 from headrace.writeback.replication.failback import Failback
@@ -34,12 +35,13 @@ def view_of(*ids: str) -> ClusterView:
 
 
 class LoopbackPeers(PeerClient):
-    """Peers in this process. away: ids of nodes that do not answer. sent: what was told to whom, in order. fetched:
-    ranges that holders fetched."""
+    """Peers in this process. away: ids of nodes that do not answer. silent: those whose answers never come. sent: what
+    was told to whom, in order. fetched: ranges that holders fetched."""
 
     def __init__(self, cluster: ReplicationFixture) -> None:
         self._cluster = cluster
         self.away: set[str] = set()
+        self.silent: set[str] = set()
         self.sent: list[tuple[str, Replicate | ReplicateAhead]] = []
         self.fetched: list[tuple[int, int]] = []
 
@@ -47,6 +49,9 @@ class LoopbackPeers(PeerClient):
         self, node: NodeInfo, request: Replicate | ReplicateAhead, deadline: Deadline
     ) -> None:
         self._check(node)
+        if node.id in self.silent:
+            await pass_time(deadline.left_s())
+            raise PeerError(f"node {node.id}", why="its answer did not come in time")
         self.sent.append((node.id, request))
         host = self._cluster.hosts[node.id]
         await (host.replicate(request) if isinstance(request, Replicate) else host.replicate_ahead(request))

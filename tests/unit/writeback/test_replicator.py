@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.clock import monotonic_s
 from headrace.base.errors import ClusterUnavailableError, PeerError
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.overlay.hiding import hide
@@ -19,6 +20,7 @@ from headrace.overlay.upper import Upper
 from headrace.ring.view import NodeInfo, next_view
 from headrace.testing.waiting import until
 from headrace.wire.peer_messages import Replicate
+from headrace.writeback.replication import replicator
 from headrace.writeback.replication.replica_layer import copy_of
 from tests.unit.writeback.replication_fixture import HOLDER, WRITER, ReplicationFixture, view_of
 
@@ -158,6 +160,27 @@ async def test_a_holder_that_does_not_answer_is_an_error_and_gets_everything_lat
         nodes.peers.away.clear()
         await until(lambda: nodes.replica(PATH) == b"ours")
         await until(lambda: nodes.replica(b"/d/first") is None)
+
+
+@pytest.mark.expected_warnings("headrace.writeback.replication.replicator")
+async def test_a_file_among_many_waits_for_one_failure_of_a_silent_holder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicator, "BATCH_NAMES", 2)
+    paths = [b"/d/%d" % number for number in range(20)]
+    async with cluster(tmp_path) as nodes:
+        await nodes.replicated()
+        nodes.peers.silent.add(HOLDER)
+        for path in paths:
+            nodes.writer.write(path, path)
+        nodes.replicator.note(paths)
+        began_s = monotonic_s()
+        with pytest.raises(PeerError, match="did not come in time"):
+            await nodes.replicator.secure(paths[-1], 2)
+        assert monotonic_s() - began_s < 2 * replicator.REPLICATE_LIMIT_S
+        nodes.peers.silent.clear()
+        await nodes.replicator.secure(paths[-1], 2)
+        await until(lambda: [nodes.replica(path) for path in paths] == paths)
 
 
 async def test_another_life_of_the_holder_gets_everything_that_is_dirty(tmp_path: Path) -> None:

@@ -204,9 +204,15 @@ class ReplicaStream:
         """Cancel the tasks. Every waiting or later `secure` fails with PeerError and this reason."""
         self._tasks.cancel()
         self._stop_error = PeerError(f"node {self.node.id}", why=why)
-        for waiting in self._pending.values():
-            _fail_all(waiting, self._stop_error)
+        self._fail_waiting(self._stop_error)
         self._pending.clear()
+
+    def _fail_waiting(self, error: PeerError) -> None:
+        """Fail every `secure` that waits now. Behind thousands of other changes it would wait for a failure of each
+        batch before it."""
+        for waiting in self._pending.values():
+            _fail_all(waiting, error)
+            waiting.clear()
 
     async def closed(self) -> None:
         """Return when the tasks of a stopped stream have ended."""
@@ -227,6 +233,7 @@ class ReplicaStream:
                 log.warning("changes were not replicated, retrying node=%s error=%s", self.node.id, error)
                 if isinstance(error, PeerError):
                     self.has_caught_up.clear()
+                    self._fail_waiting(error)
                 await asyncio.sleep(RETRY_S)
             except Exception:
                 log.exception("changes were not replicated, retrying node=%s", self.node.id)
