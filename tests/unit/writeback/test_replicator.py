@@ -167,7 +167,7 @@ async def test_a_file_among_many_waits_for_one_failure_of_a_silent_holder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replicator, "BATCH_NAMES", 2)
-    paths = [b"/d/%d" % number for number in range(20)]
+    paths = [b"/d/%d" % number for number in range(6)]
     async with cluster(tmp_path) as nodes:
         await nodes.replicated()
         nodes.peers.silent.add(HOLDER)
@@ -181,6 +181,24 @@ async def test_a_file_among_many_waits_for_one_failure_of_a_silent_holder(
         nodes.peers.silent.clear()
         await nodes.replicator.secure(paths[-1], 2)
         await until(lambda: [nodes.replica(path) for path in paths] == paths)
+
+
+@pytest.mark.timeout(60)
+async def test_a_close_while_a_holder_catches_up_leaves_the_loop_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is sent with the others, and nothing is left to do at once. The stream then took all turns of the
+    loop."""
+    monkeypatch.setattr(replicator, "BATCH_NAMES", 2)
+    paths = [b"/d/%d" % number for number in range(6)]
+    async with cluster(tmp_path) as nodes:
+        for path in paths:
+            nodes.writer.write(path, path)
+        nodes.replicator.on_view()
+        await until(lambda: nodes.peers.sent)
+        await nodes.replicator.secure(paths[-1], 2)
+        await until(lambda: [nodes.replica(path) for path in paths] == paths)
+        await until(lambda: nodes.records.is_holder(WRITER, HOLDER))
 
 
 async def test_another_life_of_the_holder_gets_everything_that_is_dirty(tmp_path: Path) -> None:

@@ -224,6 +224,7 @@ class ReplicaStream:
         while True:
             try:
                 if not self._pending and self.has_caught_up.is_set():
+                    self._urgent.clear()  # what was urgent went with a complete list
                     await self._sleep()
                     continue
                 await self._sleep()
