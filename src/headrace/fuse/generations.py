@@ -4,6 +4,9 @@ The disk's file system gives the inode number of a removed file to a new one, pe
 the old node. The new file then has another generation. The kernel compares the generation of each lookup with that of
 the inode that it has. If they differ, each later call on an open file of that inode fails with EIO (fuse_stale_inode).
 So a session repeats the generations that earlier ones sent.
+
+When a file loses its last name, the next generation is counted at once, for whatever file has the number next. The
+removed file may still be open when the session dies, and then its number is free.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from struct import Struct
 _HEAD = Struct(
     "<QI4x"
 )  # number of slots that were ever used; the generation that nodes begin with, 0: no session yet
-_SLOT = Struct("<QI4x")  # node id (0: free), renewals
+_SLOT = Struct("<QII")  # node id (0: free), renewals, 1: the file was removed and no later one was sent
 SLOTS = 65536
 BYTES = _HEAD.size + SLOTS * _SLOT.size
 
@@ -28,12 +31,17 @@ class Generations:
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
         self._inherited: dict[int, None] = {}
-        """Nodes that an earlier session renewed. How many lookups of them the kernel has is not known."""
+        """Nodes of which an earlier session may have sent lookups. How many the kernel has is not known."""
+        self._removed: set[int] = set()
         self._used: int
         self._first: int
         self._used, self._first = _HEAD.unpack_from(memory)
+        self.inherits = self._first != 0
+        """Whether an earlier session sent nodes to the kernel."""
         for slot in range(min(self._used, SLOTS)):
-            node, renewals = _SLOT.unpack_from(memory, _offset(slot))
+            node, renewals, removed = _SLOT.unpack_from(memory, _offset(slot))
+            if removed:
+                self._removed.add(node)
             if node:
                 self._renewals[node], self._slots[node], self._inherited[node] = renewals, slot, None
             else:
@@ -53,11 +61,38 @@ class Generations:
 
     def renew(self, node: int) -> None:
         """Count that a node is another file now. The next session knows it when this returns."""
-        renewals = self._renewals[node] = self.of(node) + 1
+        self._removed.discard(node)
+        self._count(node)
+
+    def remove(self, node: int, *, counted: bool) -> None:
+        """Record that the file of a node has no name any more, and count the next one. The next session knows it when
+        this returns. counted: this session has counted all lookups of the node."""
+        self._removed.add(node)
+        self._count(node)
+        if not counted and node in self._slots:
+            self._inherited[node] = None
+
+    def is_removed(self, node: int) -> bool:
+        """Return whether the file of a node was removed, and the kernel knows no later one."""
+        return node in self._removed
+
+    def sent(self, node: int) -> None:
+        """Record that the kernel is about to learn which file a node is now."""
+        if node in self._removed:
+            self._removed.discard(node)
+            self._write(node)
+
+    def _count(self, node: int) -> None:
+        self._renewals[node] = self.of(node) + 1
         slot = self._slots[node] if node in self._slots else self._free_slot()
         if slot >= 0:
             self._slots[node] = slot
-            _SLOT.pack_into(self._memory, _offset(slot), node, renewals)
+            self._write(node)
+
+    def _write(self, node: int) -> None:
+        slot = self._slots.get(node, -1)
+        if slot >= 0:
+            _SLOT.pack_into(self._memory, _offset(slot), node, self.of(node), node in self._removed)
 
     def forget(self, node: int) -> None:
         """Drop a node that the kernel has forgotten. One of an earlier session stays: the kernel may have more lookups
@@ -67,9 +102,10 @@ class Generations:
 
     def _drop(self, node: int) -> None:
         del self._renewals[node]
+        self._removed.discard(node)
         slot = self._slots.pop(node, -1)
         if slot >= 0:
-            _SLOT.pack_into(self._memory, _offset(slot), 0, 0)
+            _SLOT.pack_into(self._memory, _offset(slot), 0, 0, 0)
             self._free.append(slot)
 
     def _free_slot(self) -> int:

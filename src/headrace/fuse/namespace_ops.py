@@ -422,7 +422,7 @@ class NamespaceOperations(Operations):
                 if not self._is_applied_resend(unique, path):
                     raise
             if isinstance(upper, os.stat_result):
-                self._nodes.removed(UPPER | upper.st_ino, (node, name))
+                self._nodes.removed(UPPER | upper.st_ino, (node, name), upper)
             return 0
 
         return removed.free_before_answer(lambda: self._changing(work))
@@ -533,7 +533,7 @@ class NamespaceOperations(Operations):
         if flags & EXCHANGE:
             self._nodes.moved(target_node, new, old)
         else:
-            self._nodes.removed(target_node, new)
+            self._nodes.removed(target_node, new, replaced)
         self._nodes.moved(source_node, old, new)
         return 0
 

@@ -17,7 +17,7 @@ from headrace.base.namespace_path import join
 from headrace.fuse.generations import Generations
 from headrace.fuse.io_modes import UPPER
 from headrace.overlay.mark_names import MARKS
-from headrace.overlay.upper import Upper
+from headrace.overlay.upper import Hidden, Upper
 
 _INODE_MAX = UPPER - 1
 SEARCHED_PATHS_MAX = 1 << 16
@@ -29,10 +29,12 @@ DEPTH_MAX = 4096
 class NodeRecord:
     """Holds what replies to the kernel had of one node: its names, and the number of its lookups."""
 
-    __slots__ = ("lookups", "names", "removed", "removed_fd")
+    __slots__ = ("counted", "lookups", "names", "removed", "removed_fd")
 
-    def __init__(self) -> None:
+    def __init__(self, *, counted: bool) -> None:
         self.lookups = 0
+        self.counted = counted
+        """Whether `lookups` has all of them: no earlier session sent any."""
         self.removed: os.stat_result | None = None
         """The attributes of a directory that was removed, and that some process may have open."""
         self.removed_fd = -1  # keeps the inode number from being used again
@@ -78,8 +80,10 @@ class NodeTable:
                 self.numbers.pop(node, None)
                 if record is not None or self._generations.of(node):
                     self._generations.renew(node)
+            self._generations.sent(node)
             if record is None:
-                record = self._records[node] = NodeRecord()
+                counted = not self._generations.inherits or (new and not self._generations.of(node))
+                record = self._records[node] = NodeRecord(counted=counted)
             elif new:
                 record.names.clear()
                 record.removed = None
@@ -109,11 +113,22 @@ class NodeTable:
             if record is not None:
                 record.names = [place for place in record.names if place not in (old, new)] + [new]
 
-    def removed(self, node: int, place: tuple[int, bytes]) -> None:
+    def removed(
+        self, node: int, place: tuple[int, bytes], status: os.stat_result | Hidden | None = None
+    ) -> None:
+        """Record that a name was removed, or given to another node. status: what it had in the upper layer."""
         with self._lock:
             record = self._records.get(node)
             if record is not None and place in record.names:
                 record.names.remove(place)
+            if isinstance(status, os.stat_result) and (stat.S_ISDIR(status.st_mode) or status.st_nlink == 1):
+                self._removed_last(node, record)
+
+    def _removed_last(self, node: int, record: NodeRecord | None) -> None:
+        """Make sure that no later file of the inode number is taken for the one that lost its last name. Only a
+        directory of the origin keeps its node for another inode."""
+        if node & UPPER and (record is not None or self._generations.inherits):
+            self._generations.remove(node, counted=record is not None and record.counted)
 
     def directory_removed(
         self, node: int, place: tuple[int, bytes], attributes: os.stat_result, fd: int
@@ -121,6 +136,7 @@ class NodeTable:
         """Record that a directory was removed, and its last attributes. The table owns `fd` of it from now on."""
         with self._lock:
             record = self._records.get(node)
+            self._removed_last(node, record)
             if record is not None and place in record.names and record.removed_fd < 0:
                 record.names.remove(place)
                 record.removed, record.removed_fd = attributes, fd
@@ -135,6 +151,8 @@ class NodeTable:
         """Return the path of a node. None: it has no name any more, or none that can be found."""
         if node == ROOT_ID:
             return b"/"
+        if self._generations.is_removed(node):
+            return None  # another file may have its inode number
         path = self._newest_path(node)
         if path is not None and self._is(path, node):
             return path

@@ -53,3 +53,36 @@ def test_more_nodes_than_slots_are_renewed_in_this_session_only(memory: bytearra
 def test_nodes_begin_with_the_generation_of_the_first_index(memory: bytearray) -> None:
     assert Generations(memory).begin_at(7) == 7
     assert Generations(memory).begin_at(8) == 7
+
+
+def test_a_removed_file_stays_removed_for_the_next_session_until_a_later_one_is_sent(
+    memory: bytearray,
+) -> None:
+    first = Generations(memory)
+    first.begin_at(7)
+    first.remove(11, counted=True)
+    second = Generations(memory)
+    assert (first.inherits, second.inherits) == (False, True)
+    assert (second.is_removed(11), second.of(11)) == (True, 1)
+    second.sent(11)
+    third = Generations(memory)
+    assert (third.is_removed(11), third.of(11)) == (False, 1)
+    third.remove(11, counted=True)
+    third.renew(11)
+    assert [(each.is_removed(11), each.of(11)) for each in (third, Generations(memory))] == [(False, 3)] * 2
+
+
+def test_a_removed_file_is_dropped_with_its_last_lookup_if_that_is_known(memory: bytearray) -> None:
+    generations = Generations(memory)
+    generations.remove(11, counted=True)
+    generations.remove(12, counted=False)
+    for node in (11, 12):
+        generations.forget(node)
+    assert [(generations.is_removed(node), generations.of(node)) for node in (11, 12)] == [
+        (False, 0),
+        (True, 1),
+    ]
+    for node in (13, 14, 15):
+        generations.remove(node, counted=True)
+    assert (generations.is_removed(12), generations.of(12)) == (False, 0), "its slot was needed"
+    assert [Generations(memory).is_removed(node) for node in (12, 13, 14, 15)] == [False, True, True, True]

@@ -556,3 +556,20 @@ def test_forget_drops_what_the_session_knows_of_a_node(writable: MemoryMount) ->
     assert isinstance(operations, NamespaceOperations)
     assert not operations._nodes._records.keys() & {node, other}
     assert writable.kernel.attributes(node).ino == node, "it is searched for in the upper layer"
+
+
+def test_the_next_session_knows_what_was_removed_while_it_was_open(writable: MemoryMount) -> None:
+    """Without passthrough the inode number of such a file is free after this session."""
+    unlinked, replaced = (writable.kernel.write_file(name, b"bytes") for name in (b"unlinked", b"replaced"))
+    kept = writable.kernel.write_file(b"kept", b"bytes")
+    assert writable.kernel.errno(Opcode.MKDIR, ROOT, layout.MkdirIn(0o755), b"made\0") == 0
+    directory = writable.kernel.node("made")
+    assert writable.kernel.errno(Opcode.LINK, ROOT, layout.LinkIn(kept), b"other\0") == 0
+    assert writable.kernel.errno(Opcode.UNLINK, ROOT, b"unlinked\0") == 0
+    assert writable.kernel.errno(Opcode.UNLINK, ROOT, b"other\0") == 0
+    assert writable.kernel.errno(Opcode.RMDIR, ROOT, b"made\0") == 0
+    assert writable.kernel.rename(b"kept", b"replaced") == 0
+    generations = writable.handover.generations
+    assert [generations.is_removed(node) for node in (unlinked, replaced, directory, kept)] == [True] * 3 + [
+        False
+    ]

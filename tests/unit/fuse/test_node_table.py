@@ -185,3 +185,56 @@ def test_a_directory_of_the_origin_that_was_renamed_is_found_by_its_mark(
     upper.at(b"/moved").setxattr(MARKS.lower_id, b"%d" % LOWER)
     make(upper, b"/lower", directory=True)  # a new one took its place
     assert table.path(LOWER) == b"/moved"
+
+
+def after_takeover(upper: Upper, memory: bytearray) -> NodeTable:
+    generations = Generations(memory)
+    generations.begin_at(1)
+    return NodeTable(upper, lambda _: None, generations)
+
+
+def test_the_inode_number_of_a_removed_file_leads_to_no_other_file_after_a_takeover(upper: Upper) -> None:
+    """A program has the removed file open. Here /file is the later file that got its number."""
+    status, memory = make(upper, b"/file"), bytearray(BYTES)
+    node = UPPER | status.st_ino
+    first = after_takeover(upper, memory)
+    assert first.remember(node, ROOT_ID, b"old") == 0
+    first.removed(node, (ROOT_ID, b"old"), status)
+    second = after_takeover(upper, memory)
+    assert second.path(node) is None, "the kernel's node is the removed file"
+    assert second.remember(node, ROOT_ID, b"file") == 1, "whoever made it"
+    assert second.path(node) == b"/file"
+    third = after_takeover(upper, memory)
+    assert (third.path(node), third.remember(node, ROOT_ID, b"file")) == (b"/file", 1)
+
+
+def test_a_file_that_an_earlier_session_sent_is_removed(upper: Upper) -> None:
+    status, memory = make(upper, b"/file"), bytearray(BYTES)
+    node = UPPER | status.st_ino
+    after_takeover(upper, memory)
+    second = after_takeover(upper, memory)
+    second.removed(node, (ROOT_ID, b"old"), status)
+    assert second.remember(node, ROOT_ID, b"file") == 1
+    second.forget(node, 3)  # those of the removed file
+    assert second.remember(node, ROOT_ID, b"file") == 1
+
+
+def test_a_removed_file_that_the_kernel_has_forgotten_is_dropped(upper: Upper) -> None:
+    status, memory = make(upper, b"/file"), bytearray(BYTES)
+    node = UPPER | status.st_ino
+    first = after_takeover(upper, memory)
+    first.removed(node, (ROOT_ID, b"file"), status)  # the kernel never had it
+    first.remember(node, ROOT_ID, b"file")
+    first.removed(node, (ROOT_ID, b"file"), status)
+    first.forget(node, 1)
+    assert first.path(node) == b"/file"
+    assert first.remember(node, ROOT_ID, b"file", new=True) == 0
+
+
+def test_a_file_that_has_another_name_is_not_removed(table: NodeTable, upper: Upper) -> None:
+    make(upper, b"/first")
+    upper.at(b"/first").link(upper.at(b"/second"))
+    node = learn(table, upper, b"/first")
+    table.removed(node, (ROOT_ID, b"first"), upper.at(b"/first").lstat())
+    assert table.remember(node, ROOT_ID, b"second") == 0
+    assert table.path(node) == b"/second"
