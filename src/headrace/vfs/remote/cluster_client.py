@@ -44,6 +44,8 @@ STEP_BYTES = 4 << 20
 """Bytes of one request at most. A larger range takes several requests, at one time."""
 THREADS = 16
 IDLE_LINKS_MAX = 32
+SIZE_BYTES_MAX = (1 << 63) - 1
+"""Largest file of a file system, whose offsets are off_t."""
 VIEW_S = 15.0
 PROBE_S = 1.0
 PAUSE_S = 0.1
@@ -213,7 +215,7 @@ class ClusterClient:
             if answer.status == 416:
                 answer.read()
                 self._release(node, link)
-                return Fetched(b"", _size_beyond(node.address.who, answer), etag)
+                return Fetched(b"", _size_beyond(node.address.who, answer, start), etag)
             if answer.status != 206:
                 raise self._error(node, answer, link)
             try:
@@ -466,12 +468,24 @@ def _word(value: Word) -> bytes:
     return value if isinstance(value, bytes) else os.fsencode(str(value))
 
 
-def _size_beyond(who: str, answer: HttpResponse) -> int:
+def _size(text: str) -> int:
+    """Return the size of a file that a node names. Raises ValueError unless a file can have it."""
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(SIZE_BYTES_MAX))):
+        raise ValueError(text[:100])
+    if (size := int(text)) > SIZE_BYTES_MAX:
+        raise ValueError(text)
+    return size
+
+
+def _size_beyond(who: str, answer: HttpResponse, start: int) -> int:
     """Return the size of a file that ends before the requested range. Raises ProtocolError."""
     try:
-        return int(answer.header("content-range").rpartition("/")[2])
+        size = _size(answer.header("content-range").rpartition("/")[2])
     except ValueError:
         raise ProtocolError(who, why="its answer lacks a valid content-range") from None
+    if size > start:
+        raise ProtocolError(who, why=f"it says that a file of {size} bytes ends before byte {start}")
+    return size
 
 
 def _received(who: str, answer: HttpResponse, start: int, end: int, into: memoryview | None) -> Fetched:
@@ -479,7 +493,7 @@ def _received(who: str, answer: HttpResponse, start: int, end: int, into: memory
     span, _, size_text = answer.header("content-range").removeprefix("bytes ").partition("/")
     sums = [word for word in answer.header(SUMS_HEADER).split(",") if word]
     try:
-        size = int(size_text)
+        size = _size(size_text)
         stop = int(span.partition("-")[2]) + 1
     except ValueError:
         raise ProtocolError(who, why="its answer lacks a valid content-range") from None

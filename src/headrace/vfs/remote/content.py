@@ -19,6 +19,8 @@ WINDOW_BYTES_MIN = 128 << 10
 last one ended; then the next window is fetched ahead, too."""
 DIRECT_BYTES = 1 << 20
 """Bytes from which on a read bypasses the window."""
+FIRST_PART_BYTES = 64 << 20
+"""Bytes for which a read takes memory at once: as many as all threads fetch at one time. Then it doubles."""
 
 
 def ranges(start: int, end: int) -> list[tuple[int, int]]:
@@ -27,13 +29,20 @@ def ranges(start: int, end: int) -> list[tuple[int, int]]:
     return [(begin, stop) for begin, stop in itertools.pairwise(cuts) if stop > begin]
 
 
-def filled(size_bytes: int, fill: Callable[[memoryview], None]) -> bytes:
-    """Return the bytes that `fill` writes into the memory it gets, without another copy. BytesIO lends its memory,
-    and gives it away as bytes: half the time and half the memory of bytes(bytearray)."""
-    buffer = io.BytesIO(bytes(size_bytes))
-    with buffer.getbuffer() as target:
-        fill(target)
-    return buffer.getvalue()
+def filled(size_bytes: int, fill: Callable[[memoryview, int], None]) -> bytes:
+    """Return the bytes that `fill` writes into the memory it gets, without another copy. It is called with the memory
+    of a part and the part's offset. Memory grows with what has arrived, because another host names the size. BytesIO
+    lends its memory, and gives it away as bytes: half the time and half the memory of bytes(bytearray)."""
+    done, end = 0, min(size_bytes, FIRST_PART_BYTES)
+    buffer = io.BytesIO(bytes(end))
+    while True:
+        with buffer.getbuffer() as memory, memory[done:] as part:
+            fill(part, done)
+        if end == size_bytes:
+            return buffer.getvalue()
+        done, end = end, min(size_bytes, 2 * end)
+        buffer.seek(end - 1)
+        buffer.write(b"\0")
 
 
 def fetch_into(nodes: ClusterClient, path: bytes, etag: str, target: memoryview, start: int) -> None:
@@ -76,9 +85,11 @@ class RemoteContent(Content):
         end = min(end, self.size_bytes)
         if end <= start:
             return b""
-        return filled(
-            end - start, lambda target: fetch_into(self._nodes, self._path, self._etag, target, start)
-        )
+
+        def fill(target: memoryview, offset: int) -> None:
+            fetch_into(self._nodes, self._path, self._etag, target, start + offset)
+
+        return filled(end - start, fill)
 
     def read_into(self, target: memoryview, start: int) -> int:
         count = min(len(target), self.size_bytes - start)

@@ -109,11 +109,14 @@ class RemoteVfs(RequestVfs):
         stop = first.size_bytes if end is None else min(end, first.size_bytes)
         if stop <= start + len(first.data):
             return bytes(first.data)
-        done = len(first.data)
 
-        def fill(target: memoryview) -> None:
-            target[:done] = first.data
-            fetch_into(self.nodes, path, first.etag, target[done:], start + done)
+        def fill(target: memoryview, offset: int) -> None:
+            known = first.data[offset : offset + len(target)]
+            offset += len(known)
+            target[: len(known)] = known
+            # A thread may keep a reference for a moment; the memory could not grow before it is released.
+            with target[len(known) :] as rest:
+                fetch_into(self.nodes, path, first.etag, rest, start + offset)
 
         return filled(stop - start, fill)
 
