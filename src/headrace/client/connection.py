@@ -206,6 +206,21 @@ class Connections:
                 connection = self._free.pop()
                 if connection.pid == os.getpid():
                     return connection
+        return self._connect(cancel)
+
+    def connect_patiently(self) -> Connection:
+        """Return a new connection, which the caller closes. Wait while the node is away: for a request that must not
+        be repeated once it was sent."""
+        deadline = Deadline.after(self._patience_s)
+        while True:
+            try:
+                return self._connect(None)
+            except NodeUnavailableError:
+                if deadline.passed():
+                    raise
+            time.sleep(RECONNECT_PAUSE_S)
+
+    def _connect(self, cancel: Cancel | None) -> Connection:
         connection = Connection(self.path, role=self._role, cancel=cancel)
         self._on_welcome(connection.welcome)
         return connection

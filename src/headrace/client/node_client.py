@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 from headrace.base import boot_clock
 from headrace.base.cancel import Cancel
@@ -36,6 +36,8 @@ from headrace.wire.messages import (
     Describe,
     Described,
     Forgot,
+    JobStart,
+    JobState,
     List,
     Lookup,
     Open,
@@ -218,6 +220,18 @@ class NodeClient:
                 self._connections.release(connection)
             else:
                 connection.close()
+
+    def run_job(self, start: JobStart) -> Generator[JobState, None, None]:
+        """Run a job on the node, and yield its states; a caller that stops iterating cancels the job. Wait for a node
+        that is down, but only before the job is sent. Raise NodeUnavailableError for a node that ends after that,
+        because it may have begun the job."""
+        connection = self._connections.connect_patiently()
+        try:
+            for state in connection.stream(start):
+                assert isinstance(state, JobState)
+                yield state
+        finally:
+            connection.close()
 
     # ------------------------------------------------------------ writing
 

@@ -23,7 +23,6 @@ from headrace.base.errors import (
 )
 from headrace.base.namespace_path import join, split
 from headrace.base.os_errors import read_only, translating_os_errors
-from headrace.client.connection import Connection
 from headrace.client.node_client import NodeClient
 from headrace.overlay.copy_up import NeedsContentError
 from headrace.overlay.merged_tree import Owner
@@ -355,13 +354,7 @@ class LocalVfs(VfsReader):
         return self.client.status()
 
     def run_job(self, start: JobStart) -> Generator[JobState, None, None]:
-        connection = Connection(self.client.socket, role="sdk")
-        try:
-            for state in connection.stream(start):
-                assert isinstance(state, JobState)
-                yield state
-        finally:
-            connection.close()
+        yield from self.client.run_job(start)
 
 
 def _check_not_the_root(path: bytes) -> None:
