@@ -11,6 +11,7 @@ import errno
 import io
 import os
 import stat
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -228,14 +229,36 @@ class ReadStream(io.BufferedReader):
 
 
 class _CountedFile(io.FileIO):
-    """Counts the bytes that were written through it."""
+    """Counts the bytes that were written through it. `close` waits for calls of other threads. The owner of the
+    descriptor closes it next, and its number may be another file's then."""
 
     written_bytes = 0
 
+    def __init__(self, fd: int) -> None:
+        self._in_use = threading.RLock()  # a signal's handler may close it within a call of its own thread
+        self._process = os.getpid()
+        super().__init__(fd, "wb", closefd=False)
+
     def write(self, data: ReadableBuffer, /) -> int:
-        count = super().write(data)
+        with self._in_use:
+            count = super().write(data)
         self.written_bytes += count or 0
         return count
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        with self._in_use:
+            return super().seek(offset, whence)
+
+    def truncate(self, size: int | None = None, /) -> int:
+        with self._in_use:
+            return super().truncate(size)
+
+    def close(self) -> None:
+        if self._process != os.getpid():  # a thread that a forked child lacks may hold the lock
+            super().close()
+            return
+        with self._in_use:
+            super().close()
 
 
 class WriteStream(io.BufferedWriter):
@@ -254,7 +277,7 @@ class WriteStream(io.BufferedWriter):
         commits: bool = True,
         is_broken_off: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._file = _CountedFile(fd, "wb", closefd=False)
+        self._file = _CountedFile(fd)
         self._file.name = name
         super().__init__(self._file, WRITE_BUFFER_BYTES)
         self._fd = fd
@@ -296,7 +319,8 @@ class WriteStream(io.BufferedWriter):
             self.close()
 
     def discard(self) -> None:
-        """Close the file and discard its bytes."""
+        """Close the file and discard its bytes. It waits for a write of another thread, such as one whose coroutine was
+        cancelled."""
         self._commits = False
         self.raw.close()  # the bytes in the buffer are dropped
         self._end(self._abandon)
