@@ -12,8 +12,6 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 
 from headrace.base.errors import HeadraceError, NodeUnavailableError
@@ -21,6 +19,7 @@ from headrace.base.model import FileId
 from headrace.base.namespace_path import is_at_or_below, join
 from headrace.client.event_stream import EventsLost
 from headrace.client.node_client import NodeClient
+from headrace.rest.waiters import Waiters
 from headrace.wire.api import CHANGES_A_PAGE, ApiChanges, ChangesQuery
 from headrace.wire.messages import Answer, Evicted, Invalidated, MountList, Written
 
@@ -28,8 +27,6 @@ log = logging.getLogger(__name__)
 
 KEPT_MAX = 20_000
 """Most names that are kept: some MiB."""
-WAITING_MAX = 64
-"""Requests that may wait at a time, as each occupies a thread of the API. Further ones are answered at once."""
 SUBSCRIBE_LIMIT_S = 10.0
 
 
@@ -43,7 +40,7 @@ class ChangeFeed:
         self._number = 0
         """The number of the last name; those before it have the numbers before."""
         self._feed = ""
-        self._waiting = 0
+        self._waiters = Waiters()
         self._following = threading.Lock()
         self._subscribed: threading.Event | None = None
 
@@ -52,7 +49,7 @@ class ChangeFeed:
         names are missing between; then anything below the path may have changed."""
         path = os.fsencode(query.path)
         self._follow()
-        with self._changed, self._waiting_s(query.wait_s) as wait_s:
+        with self._waiters.waiting_s(query.wait_s) as wait_s, self._changed:
             deadline_s = time.monotonic() + wait_s
             is_known = query.feed == self._feed
             after = min(query.after, self._number) if is_known else self._number
@@ -66,15 +63,6 @@ class ChangeFeed:
                 self._changed.wait(remaining_s)
                 is_complete = query.feed == self._feed and not self._is_dropped(after)
             return ApiChanges(self._feed, self._number, [], is_complete=False)
-
-    @contextmanager
-    def _waiting_s(self, wait_s: float) -> Iterator[float]:
-        """Count a request that may wait. Provide the seconds for which it does."""
-        self._waiting += 1
-        try:
-            yield wait_s if self._waiting <= WAITING_MAX else 0.0
-        finally:
-            self._waiting -= 1
 
     def on_event(self, event: Answer | EventsLost) -> None:
         """Take an event of the node."""

@@ -26,6 +26,7 @@ from headrace.base.errors import (
 from headrace.client.connection import Connection
 from headrace.client.node_client import NodeClient
 from headrace.rest.problems import problem_of
+from headrace.rest.waiters import Waiters
 from headrace.wire.api import ApiJob, Failed, NewJob
 from headrace.wire.messages import (
     JobCancel,
@@ -121,6 +122,7 @@ class JobOperations:
         self._client = client
         self._own: dict[str, OwnJob] = {}
         self._lock = threading.Lock()
+        self._waiters = Waiters()
         self._prefix = secrets.token_hex(3)
         self._numbers = itertools.count(1)
 
@@ -150,7 +152,12 @@ class JobOperations:
         return own.job
 
     def get(self, id: str, wait_s: float) -> ApiJob:
-        """Return a job, after its end or after `wait_s`, whichever comes first. Raises PathNotFoundError."""
+        """Return a job, after its end or after `wait_s`, whichever comes first; at once if too many requests wait.
+        Raises PathNotFoundError."""
+        with self._waiters.waiting_s(wait_s) as allowed_s:
+            return self._awaited(id, allowed_s)
+
+    def _awaited(self, id: str, wait_s: float) -> ApiJob:
         own = self._find_own(id)
         if own is not None:
             own.ended.wait(wait_s)
@@ -175,7 +182,8 @@ class JobOperations:
             self._client.ask(JobCancel(id=id))
             return self._of_cluster(id)
         own.cancel.set()
-        own.ended.wait(CANCEL_S)
+        with self._waiters.waiting_s(CANCEL_S) as wait_s:
+            own.ended.wait(wait_s)
         return own.job
 
     def retry(self, id: str) -> ApiJob:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headrace.client.event_stream import EventsLost
-from headrace.rest import changes
+from headrace.rest import changes, waiters
 from headrace.rest.changes import ChangeFeed
 from headrace.testing.waiting import wait_for
 from headrace.wire.api import CHANGES_A_PAGE, ApiChanges, ChangesQuery
@@ -130,7 +130,7 @@ def test_damaged_files_do_not_wait_for_a_process_that_opens_none() -> None:
 
 
 def test_requests_that_wait_leave_threads_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "WAITING_MAX", 3)
+    monkeypatch.setattr(waiters, "WAITING_MAX", 3)
     feed, _ = feed_of({})
     start = feed.page(ChangesQuery())
     pages: list[ApiChanges] = []
@@ -139,7 +139,7 @@ def test_requests_that_wait_leave_threads_to_others(monkeypatch: pytest.MonkeyPa
     ]
     for thread in threads:
         thread.start()
-    wait_for(lambda: feed._waiting == 3)
+    wait_for(lambda: feed._waiters.count == 3)
     begun_s = time.monotonic()
     assert feed.page(after(start, wait_s=30.0)) == ApiChanges(start.feed, start.next, [])
     assert time.monotonic() - begun_s < 10
@@ -147,4 +147,4 @@ def test_requests_that_wait_leave_threads_to_others(monkeypatch: pytest.MonkeyPa
     for thread in threads:
         thread.join(20)
     assert [page.names for page in pages] == [["/d/x"]] * 3
-    assert feed._waiting == 0
+    assert feed._waiters.count == 0

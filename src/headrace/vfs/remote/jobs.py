@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Generator, Iterator
 
 import msgspec
@@ -13,6 +14,8 @@ from headrace.wire.api import ApiJob, ApiJobs, NewJob
 from headrace.wire.messages import JobStart, JobState
 
 JOB_POLL_S = 1.0
+"""Least seconds between two requests for the state of a job. A node waits as long for its end, or answers at once if
+too many requests wait there."""
 SHARED = ("load", "free", "pin", "unpin")
 """Jobs of a cluster, which any node takes."""
 
@@ -51,8 +54,11 @@ class RemoteJobs:
             )
         scope_node = node if job.scope == "node" else None
         try:
+            next_s = 0.0
             while _runs(job):
                 yield state_of(job)
+                time.sleep(max(0.0, next_s - time.monotonic()))
+                next_s = time.monotonic() + JOB_POLL_S
                 job = self._cluster.ask("getJob", ApiJob, id=job.id, wait_s=JOB_POLL_S, on=scope_node)
             yield state_of(job)
         finally:
