@@ -330,6 +330,7 @@ class Objects:
             metadata = self._copied_metadata(request, call, source_metadata, requested)
             with self.creating(request, call) as stream:
                 content.copy_to(stream.fileno())
+                attributes = _attributes_of_copied(request, attributes, content)
                 etag = attributes.etag.strip('"') if is_of_bytes(attributes.etag) else ""
                 checksum = attributes.checksum
                 if checksum is not None and checksum.kind != FULL_OBJECT:
@@ -506,6 +507,20 @@ def check_put(request: Request) -> str:
         except ValueError:
             raise S3Error("InvalidArgument", f"{MTIME} must be seconds since 1970") from None
     return mtime_text
+
+
+def _attributes_of_copied(request: Request, opened: ObjectAttributes, content: Content) -> ObjectAttributes:
+    """Return the attributes of the bytes that were copied. If a mount changed the file since it was opened, they are
+    those of no version: without MD5 and checksum. Raises PreconditionFailed where the request names a version."""
+    if not content.may_change:
+        return opened
+    current = attributes_of(os.fstat(content.fd), content.fd)
+    if current.etag == opened.etag:
+        return opened
+    size_bytes, mtime_ns = current.size_bytes, current.mtime_ns
+    changed = ObjectAttributes(size_bytes, mtime_ns, synthetic_etag(size_bytes, mtime_ns))
+    conditions.check_read(request, changed.etag, mtime_ns, prefix="x-amz-copy-source-")
+    return changed
 
 
 def _copied(attributes: ObjectAttributes) -> Response:

@@ -79,6 +79,11 @@ class Content:
         self._grows = grows
         self._check = check
 
+    @property
+    def may_change(self) -> bool:
+        """Return whether a writer may change the bytes in place: `fd` is a file of the upper layer."""
+        return self._grows
+
     @classmethod
     def of_upper(cls, fd: int, path: bytes) -> Content:
         """Return the content of an open file of the upper layer, which owns the descriptor. Raises NotSupportedError if
