@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 KEPT_MAX = 20_000
 """Most names that are kept: some MiB."""
 SUBSCRIBE_LIMIT_S = 10.0
+"""Seconds for which the first requests wait for the node's subscription."""
 
 
 class ChangeFeed:
@@ -41,8 +42,8 @@ class ChangeFeed:
         """The number of the last name; those before it have the numbers before."""
         self._feed = ""
         self._waiters = Waiters()
-        self._following = threading.Lock()
-        self._subscribed: threading.Event | None = None
+        self._subscribing = threading.Lock()
+        self._has_subscribed = False
 
     def page(self, query: ChangesQuery) -> ApiChanges:
         """Return names after the number of the query, once there is one, or none after `wait_s`. is_complete: False if
@@ -79,16 +80,27 @@ class ChangeFeed:
             self._acknowledge(event.receipt)
 
     def _follow(self) -> None:
-        """Subscribe at the first request. On return the node reports all later changes. Raise HeadraceError."""
-        with self._following:
-            if self._subscribed is None:
-                self._subscribed = threading.Event()
-                self._client.subscribe(self.on_event, on_subscribed=self._subscribed.set)
-            if not self._subscribed.wait(SUBSCRIBE_LIMIT_S):
+        """Subscribe at the first request. On return the node reports all later changes. Raise NodeUnavailableError,
+        at once if too many requests wait already."""
+        if self._feed:
+            return
+        with self._subscribing:
+            if not self._has_subscribed:
+                self._client.subscribe(self.on_event, on_subscribed=self._confirm)
+                self._has_subscribed = True
+        with self._waiters.waiting_s(SUBSCRIBE_LIMIT_S) as limit_s, self._changed:
+            if not self._changed.wait_for(lambda: self._feed, limit_s):
                 raise NodeUnavailableError("changes", why="the node takes no subscription")
-            if not self._feed:
-                self._await_subscription()
-                self._feed = secrets.token_hex(8)
+
+    def _confirm(self) -> None:
+        """Begin the feed when the node has read the first subscription. The thread of the events calls this, so that
+        no request waits for a silent node. If it raises HeadraceError, that thread subscribes again."""
+        if self._feed:  # a later subscription: EventsLost follows
+            return
+        self._await_subscription()
+        with self._changed:
+            self._feed = secrets.token_hex(8)
+            self._changed.notify_all()
 
     def _await_subscription(self) -> None:
         """Return when the node has read the subscription, to which it sends no answer. It reads requests in turns: when

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from headrace.base.errors import NodeUnavailableError
 from headrace.client.event_stream import EventsLost
 from headrace.rest import changes, waiters
 from headrace.rest.changes import ChangeFeed
@@ -39,6 +40,39 @@ class FakeClient:
 
     def acknowledge(self, receipt: int) -> None:
         self.acknowledged.append(receipt)
+
+
+class SilentClient(FakeClient):
+    """A client of a node that takes the subscription, and answers to nothing before `answers` is set."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.answers = threading.Event()
+
+    def subscribe(self, on_event: Callable[[Any], None], *, on_subscribed: Callable[[], None]) -> None:
+        self.subscribed.append(on_event)
+        threading.Thread(target=on_subscribed, daemon=True).start()
+
+    def ask(self, request: object) -> None:
+        self.answers.wait()
+        super().ask(request)
+
+
+class LateClient(FakeClient):
+    """A client that leaves the call of `on_subscribed` to the test, and whose node is away at first."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.on_subscribed: list[Callable[[], None]] = []
+        self.is_away = True
+
+    def subscribe(self, on_event: Callable[[Any], None], *, on_subscribed: Callable[[], None]) -> None:
+        self.on_subscribed.append(on_subscribed)
+
+    def ask(self, request: object) -> None:
+        if self.is_away:
+            raise NodeUnavailableError("node", why="it went away")
+        super().ask(request)
 
 
 def feed_of(directories: dict[int, bytes]) -> tuple[ChangeFeed, FakeClient]:
@@ -148,3 +182,51 @@ def test_requests_that_wait_leave_threads_to_others(monkeypatch: pytest.MonkeyPa
         thread.join(20)
     assert [page.names for page in pages] == [["/d/x"]] * 3
     assert feed._waiters.count == 0
+
+
+def test_a_silent_node_holds_few_requests_and_none_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiters, "WAITING_MAX", 3)
+    client = SilentClient()
+    feed = ChangeFeed(client)  # type: ignore[arg-type]
+    monkeypatch.setattr(changes, "SUBSCRIBE_LIMIT_S", 0.01)
+    with pytest.raises(NodeUnavailableError):
+        feed.page(ChangesQuery())
+    monkeypatch.setattr(changes, "SUBSCRIBE_LIMIT_S", 600.0)
+    pages: list[ApiChanges] = []
+    refused: list[NodeUnavailableError] = []
+
+    def request() -> None:
+        try:
+            pages.append(feed.page(ChangesQuery()))
+        except NodeUnavailableError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=request, daemon=True) for _ in range(4)]
+    for thread in threads[:3]:
+        thread.start()
+    wait_for(lambda: feed._waiters.count == 3, limit_s=20)
+    threads[3].start()
+    wait_for(lambda: len(refused) == 1, limit_s=20)
+    client.answers.set()
+    for thread in threads:
+        thread.join(20)
+    assert [page.is_complete for page in pages] == [False] * 3
+    assert len({page.feed for page in pages}) == 1
+    assert (client.asked, len(client.subscribed), feed._waiters.count) == (2, 1, 0)
+    assert feed.page(after(pages[0])).is_complete
+
+
+def test_a_subscription_that_fails_is_repeated() -> None:
+    """The thread of the events calls `on_subscribed` again after an error."""
+    client = LateClient()
+    feed = ChangeFeed(client)  # type: ignore[arg-type]
+    thread = threading.Thread(target=lambda: feed.page(ChangesQuery()), daemon=True)
+    thread.start()
+    wait_for(lambda: client.on_subscribed, limit_s=20)
+    with pytest.raises(NodeUnavailableError):
+        client.on_subscribed[0]()
+    assert feed._feed == ""
+    client.is_away = False
+    client.on_subscribed[0]()
+    thread.join(20)
+    assert not thread.is_alive()
