@@ -3,7 +3,8 @@
     uploads/ID/about.json   the key; written completely before the client receives the id
     uploads/ID/00001        a part, with its MD5 in an attribute; it has its name once all its bytes were checked
 
-A part that is being received has no name (O_TMPFILE), so a crash leaves nothing of it. Parts with a name outlive the
+A part that is being received has no name (O_TMPFILE), so a crash leaves nothing of it. On a file system without such
+files it has a temporary name, and what a crash leaves is removed with the upload. Parts with a number outlive the
 gateway, and the upload continues. An upload that received no part for a day is removed. An attribute of its directory
 has the time of the last part (`Moment`), and only time in which the machine ran counts. Several gateways may share
 the directory. Errors of the disk are StoreError.
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import logging
 import os
 import re
@@ -23,6 +23,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from headrace.base.beneath import Root
 from headrace.base.boot_clock import Moment
 from headrace.base.decoding import decode_json
 from headrace.base.errors import NoSpaceError, StoreError
@@ -32,6 +33,7 @@ from headrace.overlay.durable_writes import DurableWrites
 from headrace.s3.checksums import Checksum, ChecksumRequest
 from headrace.s3.errors import S3Error
 from headrace.s3.object_attributes import attributes_of
+from headrace.vfs.staged_file import StagedFile
 from headrace.vfs.streams import copy_range
 
 log = logging.getLogger(__name__)
@@ -44,7 +46,6 @@ LAST_PART_ATTRIBUTE = "user.headrace.last_part"
 """Attribute of an upload's directory with the time of its last part."""
 _ID = re.compile(r"[0-9a-f]{32}")
 _PART = re.compile(r"[0-9]{5}")
-_serial = itertools.count()
 _DISK_IS_FULL = OsErrorRow(NoSpaceError, "free some space on the disk of the first cache directory")
 _UPLOAD_ERRORS = OsErrorTable(
     {errno.ENOSPC: _DISK_IS_FULL, errno.EDQUOT: _DISK_IS_FULL},
@@ -123,22 +124,20 @@ class Uploads:
     def part(self, id: str, number: int) -> Iterator[int]:
         """Yield a descriptor for the bytes of a part. When the context ends without an error, the part is durable and
         has its number. The caller must record its ETag before."""
-        with translating_os_errors("uploads in parts", _UPLOAD_ERRORS):
-            fd = os.open(self._directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
-        try:
-            yield fd
-            with translating_os_errors("uploads in parts", _UPLOAD_ERRORS):
-                self._durable.write_back(fd)
-                temporary = self._path(id) + b"/new-%d-%d" % (os.getpid(), next(_serial))
-                try:
-                    os.link(b"/proc/self/fd/%d" % fd, temporary, src_dir_fd=fd, follow_symlinks=True)
-                    os.rename(temporary, self._part_path(id, number))
+        with contextlib.closing(Root(self._directory)) as root:
+            upload = root.at(b"/" + id.encode())
+            with _part_errors():
+                file = StagedFile(root.at(b"/"), lambda: upload / _temporary_name(), mode=0o600)
+            try:
+                yield file.fd
+                with _part_errors():
+                    self._durable.write_back(file.fd)
+                    file.path().rename(upload / (b"%05d" % number))
                     _record_activity(self._path(id))
                     self._durable.flush()
-                except FileNotFoundError:  # aborted meanwhile
-                    raise no_such_upload() from None
-        finally:
-            os.close(fd)
+            finally:
+                os.close(file.fd)
+                file.discard()
 
     def parts(self, id: str) -> list[UploadPart]:
         """Return the complete parts, by number."""
@@ -211,6 +210,21 @@ def no_such_upload() -> S3Error:
         "NoSuchUpload",
         "The specified upload does not exist. It may have been aborted or completed, or removed after an idle day.",
     )
+
+
+def _temporary_name() -> bytes:
+    """Return a name that no part has, also none that a gateway left when it crashed."""
+    return b"new-" + secrets.token_hex(16).encode()
+
+
+@contextlib.contextmanager
+def _part_errors() -> Iterator[None]:
+    """Raise NoSuchUpload if the upload was aborted meanwhile; otherwise as for all uploads."""
+    with translating_os_errors("uploads in parts", _UPLOAD_ERRORS):
+        try:
+            yield
+        except FileNotFoundError:
+            raise no_such_upload() from None
 
 
 def _listed(directory: bytes) -> list[str]:

@@ -70,7 +70,7 @@ class LocalVfs(VfsReader):
         no process can change it. If it raises, `commit` raises that error and nothing has changed."""
         real_path = self._new_path(path, replace=replace, parents=parents)
         with translating_os_errors(path):
-            file = StagedFile(self.tree.upper)
+            file = StagedFile(self.tree.upper.work.at(b"/"), self.tree.upper.new)
         return WriteStream(
             file.fd,
             os.fsdecode(path),

@@ -144,3 +144,42 @@ def test_a_part_of_a_source_that_became_shorter_is_refused(tmp_path: Path) -> No
         Multipart(cast(Any, objects), upload.uploads).copy_part(request, upload.call)
     assert raised.value.code == "ServiceUnavailable"
     assert upload.uploads.parts(upload.id) == []
+
+
+@pytest.fixture(params=[True, False], ids=["nameless", "named"])
+def upload(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Upload:
+    """An upload on a file system with files without a name (O_TMPFILE), and on one without them."""
+    if not request.param:
+        monkeypatch.setattr(os, "O_TMPFILE", 0)
+    return Upload(tmp_path)
+
+
+def names_of(upload: Upload, tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "uploads").rglob("*") if path.name != upload.id)
+
+
+def test_a_part_needs_no_files_without_a_name(upload: Upload, tmp_path: Path) -> None:
+    upload.put(1, b"old bytes")
+    etag = upload.put(1, b"bytes")
+    assert names_of(upload, tmp_path) == ["00001", "about.json"]
+    stored = tmp_path / "uploads" / upload.id / "00001"
+    assert stored.read_bytes() == b"bytes"
+    assert stored.stat().st_mode & 0o777 == 0o600
+    assert [(part.number, part.etag) for part in upload.uploads.parts(upload.id)] == [(1, etag)]
+
+
+def test_nothing_is_left_of_a_part_that_is_broken_off(upload: Upload, tmp_path: Path) -> None:
+    with pytest.raises(InterruptedError), upload.uploads.part(upload.id, 1):
+        raise InterruptedError
+    assert names_of(upload, tmp_path) == ["about.json"]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_part_of_an_aborted_upload_is_refused(upload: Upload, before: bool, tmp_path: Path) -> None:
+    if before:
+        upload.uploads.remove(upload.id)
+    with pytest.raises(S3Error) as raised, upload.uploads.part(upload.id, 1) as fd:
+        os.write(fd, b"bytes")
+        upload.uploads.remove(upload.id)
+    assert raised.value.code == "NoSuchUpload"
+    assert list((tmp_path / "uploads").iterdir()) == []
