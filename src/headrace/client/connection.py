@@ -30,12 +30,21 @@ from headrace.wire.message import Message
 from headrace.wire.messages import PROTOCOL, Answer, Failure, Hello, Welcome
 
 RECONNECT_PAUSE_S = 0.05
+WELCOME_LIMIT_S = 10.0
 
 
 class Connection:
-    """Carries one request at a time to the node. welcome: the node's description of itself. Not thread-safe."""
+    """Carries one request at a time to the node. welcome: the node's description of itself. deadline: of the welcome,
+    after WELCOME_LIMIT_S if none is given. Not thread-safe."""
 
-    def __init__(self, socket_path: str, *, role: str, cancel: Cancel | None = None) -> None:
+    def __init__(
+        self,
+        socket_path: str,
+        *,
+        role: str,
+        deadline: Deadline | None = None,
+        cancel: Cancel | None = None,
+    ) -> None:
         self.pid = os.getpid()
         self.usable = True  # it is open, and no answer is outstanding
         self.used = False  # returned to the pool at least once: its node may have ended since
@@ -55,7 +64,7 @@ class Connection:
                 hint="run this program as that user",
             )
         hello = Hello(protocol=PROTOCOL, pid=self.pid, role=role)
-        answer = self.ask(hello, deadline=Deadline.after(10), cancel=cancel)
+        answer = self.ask(hello, deadline=deadline or Deadline.after(WELCOME_LIMIT_S), cancel=cancel)
         if not isinstance(answer, Welcome):
             raise ProtocolError(
                 "the node did not accept the connection", why=f"it answered {type(answer).__name__}"

@@ -253,9 +253,10 @@ def _job_of(row: JobRow) -> ApiJob:
 def check_ready(client: NodeClient, limit_s: float) -> None:
     """Check that the node answers within `limit_s`. Raises NodeUnavailableError."""
     try:
-        connection = Connection(client.socket, role="rest")
+        deadline = Deadline.after(limit_s)
+        connection = Connection(client.socket, role="rest", deadline=deadline)
         try:
-            connection.ask(MountList(), deadline=Deadline.after(limit_s))
+            connection.ask(MountList(), deadline=deadline)
         finally:
             connection.close()
     except HeadraceError as error:
