@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from headrace.base.errors import NotADirectoryPathError, PathNotFoundError, VersionChangedError
+from headrace.base.errors import HeadraceError, NotADirectoryPathError, PathNotFoundError, VersionChangedError
 from headrace.base.model import ROOT_ID, Attributes, Entry, FileId, Kind, Version
 from headrace.base.namespace_path import join
 from headrace.client.node_client import NodeClient
@@ -82,17 +82,29 @@ class _OpenSeal(msgspec.Struct, frozen=True):
 
 class _Known(msgspec.Struct):
     """Holds what is known of a name until a time: its seal, or that there is none. opening: held by the thread that
-    asks, so that an origin without an answer delays nobody who reads another seal."""
+    asks, so that an origin without an answer delays nobody who reads another seal. failure, failed_s: of the last
+    request, if it failed."""
 
     until_s: float = 0.0
     seal: _OpenSeal | None = None
     opening: threading.Lock = msgspec.field(default_factory=threading.Lock)
+    failure: HeadraceError | None = None
+    failed_s: float = 0.0
 
     def look(self, open_now: Callable[[_OpenSeal | None], _OpenSeal | None]) -> _OpenSeal | None:
-        """Return what is known; first ask again unless it is new. open_now: called with what was known before."""
+        """Return what is known; first ask again unless it is new. Calls that wait for one that fails do so with it, as
+        each would wait as long again. open_now: called with what was known before."""
+        asked_s = time.monotonic()
         with self.opening:
+            if self.failure is not None and self.failed_s > asked_s:
+                raise self.failure.copied()
             if time.monotonic() >= self.until_s:  # no other thread has asked meanwhile
-                self.seal = open_now(self.seal)
+                try:
+                    self.seal = open_now(self.seal)
+                except HeadraceError as error:
+                    self.failure, self.failed_s = error.copied(), time.monotonic()
+                    raise
+                self.failure = None
                 self.until_s = time.monotonic() + KNOWN_S
             return self.seal
 

@@ -40,6 +40,7 @@ class Locations:
         self._replicas = min(replicas, HOSTS_MAX)
         self._lock = threading.Lock()
         self._until_s = 0.0
+        self._is_known = False
         self._ring: Ring | None = None
         """Ring of the members; None for a node without others."""
         self._addresses: dict[str, str] = {}
@@ -49,8 +50,8 @@ class Locations:
     ) -> list[BlockLocation]:
         """Return the locations of bytes start to end of a file, cut at multiples of `part_bytes`, which divides a
         segment."""
+        self._refresh()
         with self._lock:
-            self._refresh()
             ring, addresses = self._ring, self._addresses
         locations = []
         for offset in range(start - start % part_bytes, end, part_bytes):
@@ -63,17 +64,25 @@ class Locations:
         return locations
 
     def _refresh(self) -> None:
-        if time.monotonic() < self._until_s:
-            return
+        """Request the members if those that are known are old. Other requests use the old ones meanwhile, so that a
+        silent node holds few threads."""
+        with self._lock:
+            if time.monotonic() < self._until_s:
+                return
+            if self._is_known:
+                self._until_s = time.monotonic() + MEMBERS_MAX_AGE_S
         members = _members(self._status())
         owning = [row for row in members if not row["draining"]] or members
-        self._addresses = {str(row["id"]): str(row["address"]) for row in members}
-        self._ring = None
+        ring = None
         if len(members) > 1:
-            self._ring = Ring(
+            ring = Ring(
                 RingMember(str(row["id"]), int(row["capacity_bytes"]), str(row["zone"])) for row in owning
             )
-        self._until_s = time.monotonic() + MEMBERS_MAX_AGE_S
+        with self._lock:
+            self._addresses = {str(row["id"]): str(row["address"]) for row in members}
+            self._ring = ring
+            self._is_known = True
+            self._until_s = time.monotonic() + MEMBERS_MAX_AGE_S
 
 
 def _members(status: dict[str, Any]) -> list[dict[str, Any]]:

@@ -7,12 +7,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from headrace.base.errors import PathNotFoundError
+from headrace.base.errors import NodeUnavailableError, PathNotFoundError
 from headrace.overlay.merged_tree import Owner
 from headrace.seal.snapshot import SnapshotEntry
+from headrace.testing.waiting import wait_for
 from headrace.vfs import sealed_paths
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.wire.message import Message
@@ -100,6 +102,42 @@ def test_a_name_whose_origin_does_not_answer_delays_no_other(
         finally:
             answered.set()
         assert not slow.result(30)
+
+
+def test_threads_that_wait_for_a_name_fail_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other would wait as long as the first."""
+    looks_at_clock: list[None] = []
+
+    def monotonic() -> float:
+        looks_at_clock.append(None)
+        return float(len(looks_at_clock))
+
+    monkeypatch.setattr(sealed_paths, "time", SimpleNamespace(monotonic=monotonic))
+    known, failing = sealed_paths._Known(), threading.Event()
+    asked: list[None] = []
+
+    def open_now(_: object) -> None:
+        asked.append(None)
+        failing.wait(60)
+        raise NodeUnavailableError("node", why="it is silent")
+
+    def look(_: int) -> str:
+        with pytest.raises(NodeUnavailableError) as raised:
+            known.look(open_now)
+        return raised.value.why
+
+    with ThreadPoolExecutor(4) as threads:
+        try:
+            results = threads.map(look, range(4))
+            wait_for(lambda: len(looks_at_clock) == 5)  # each at its begin, and the first before it asks
+        finally:
+            failing.set()
+        assert list(results) == ["it is silent"] * 4
+    assert len(asked) == 1
+    look(4)
+    assert len(asked) == 2, "a later call asks again"
+    assert known.look(lambda _: None) is None
+    assert known.failure is None
 
 
 def test_names_that_are_no_seals_take_no_room_for_ever(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -266,3 +269,33 @@ def test_hosts_are_those_of_the_owners() -> None:
     assert [
         part.start for part in places.parts(b"/a", 200 << 20, 1 << 30, size_bytes=size, part_bytes=128 << 20)
     ][:2] == [128 << 20, 256 << 20]
+
+
+def test_hosts_that_are_known_are_used_while_the_node_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answered = threading.Event(), threading.Event()
+    answered.set()
+
+    def status() -> dict[str, Any]:
+        asked.set()
+        answered.wait(60)
+        return {}
+
+    def names() -> list[tuple[str, ...]]:
+        parts = places.parts(b"/a", 0, 5, size_bytes=5, part_bytes=1 << 20)
+        return [part.names for part in parts]
+
+    monkeypatch.setattr("headrace.webhdfs.locations.MEMBERS_MAX_AGE_S", 600.0)
+    places = Locations(status, replicas=2)
+    expected = names()
+    asked.clear()
+    answered.clear()
+    places._until_s = 0.0
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            first = threads.submit(names)
+            assert asked.wait(30)
+            assert threads.submit(names).result(30) == expected
+            assert not first.done()
+        finally:
+            answered.set()
+        assert first.result(30) == expected
