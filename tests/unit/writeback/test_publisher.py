@@ -213,6 +213,48 @@ async def test_an_answer_that_comes_after_the_record_went_counts_for_nothing(*, 
     assert list(await elsewhere.rows(b"/d")) == ([] if ends else [b"x"])
 
 
+@pytest.mark.expected_warnings("headrace.writeback.coherence.subscriber")
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"[]", b'{"folders": [7]}', b'{"folders": ["\xff"]}', b"[" * 5000]
+)
+async def test_an_invalid_record_hides_no_names_of_its_writer_or_others(
+    raw: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each acquisition of a directory lease lists the records. The last valid scope of the writer counts on."""
+    here = PublisherFixture()
+    elsewhere = elsewhere_of(here, "n1", "n0", "n1", "n2", "n3")
+    await elsewhere.start()
+    await here.records.put("written/n0", DirtyScope.of({b"/d"}, set()).encode())
+    await here.records.put("written/n0", raw)
+    await here.records.put("written/n3", raw)
+    await here.records.put("written/n2", DirtyScope.of({b"/e"}, set()).encode())
+    for _ in range(2):
+        await elsewhere.catch_up()
+        assert (elsewhere.writers(b"/d"), elsewhere.writers(b"/e")) == (["n0"], ["n2"])
+        await pass_time(subscriber.LISTED_S + 1)
+        assert (elsewhere.writers(b"/d"), elsewhere.writers(b"/e")) == (["n0"], ["n2"])
+    assert [sum(f"writer={id} " in text for text in caplog.messages) for id in ("n0", "n3")] == [1, 1]
+    await here.records.put("written/n0", DirtyScope.of({b"/f"}, set()).encode())
+    assert (elsewhere.writers(b"/d"), elsewhere.writers(b"/f")) == ([], ["n0"])
+    await here.records.delete("written/n0")
+    await elsewhere.catch_up()
+    assert elsewhere.writers(b"/f") == []
+
+
+@pytest.mark.expected_warnings("headrace.writeback.coherence.subscriber")
+async def test_a_record_that_turns_invalid_before_the_watch_sees_it_keeps_its_listed_scope() -> None:
+    here = PublisherFixture()
+    elsewhere = elsewhere_of(here, "n1", "n0", "n1")  # it does not follow the records
+    await here.records.put("written/n0", DirtyScope.of({b"/d"}, set()).encode())
+    await elsewhere.catch_up()
+    await here.records.put("written/n0", b"{")
+    await elsewhere.catch_up()
+    assert elsewhere.writers(b"/d") == ["n0"]
+    await here.records.put("written/n0", DirtyScope().encode())
+    await elsewhere.catch_up()
+    assert elsewhere.writers(b"/d") == []
+
+
 async def test_who_was_persisted_in_its_place_is_gone_for_a_while_yet() -> None:
     """So that folders are listed anew, whatever the last listing says to be good for. Not where a node that lives has
     nothing to tell any more."""

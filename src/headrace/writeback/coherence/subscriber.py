@@ -84,6 +84,8 @@ class DirtyNamesSubscriber:
         self._present: set[str] = set()
         self._listed: dict[str, DirtyScope] = {}
         self._listed_s = float("-inf")
+        self._invalid: dict[str, bytes] = {}
+        """Records that nobody can decode, by writer. Each one is reported once."""
         self._ended: dict[str, tuple[DirtyScope, float]] = {}
         """Writers that left and were failed over: their scope, and when their record was deleted (monotonic clock)."""
 
@@ -96,12 +98,28 @@ class DirtyNamesSubscriber:
 
     async def catch_up(self) -> None:
         """Read the writers' records directly, instead of waiting for the watch. Events that arrive later may be
-        older."""
+        older. A record that is invalid changes nothing: the writer's last valid scope stays."""
         records = await self._records.list(f"{PREFIX}/")
         self._listed_s = monotonic_s()
-        self._listed = {
-            key.removeprefix(f"{PREFIX}/"): DirtyScope.decode(raw) for key, raw in records.items()
-        }
+        listed: dict[str, DirtyScope] = {}
+        for key, raw in records.items():
+            writer = key.removeprefix(f"{PREFIX}/")
+            scope = self._decode(writer, raw)
+            listed[writer] = self._listed.get(writer, DirtyScope()) if scope is None else scope
+        self._listed = listed
+
+    def _decode(self, writer: str, raw: bytes) -> DirtyScope | None:
+        """Return the scope of a writer's record; None, with a warning, if the record is invalid. The last valid scope
+        counts then: the writer may still have names there, and answers for itself which ones."""
+        try:
+            scope = DirtyScope.decode(raw)
+        except ClusterUnavailableError as error:
+            if self._invalid.get(writer) != raw:
+                self._invalid[writer] = raw
+                log.warning("record of pending names is invalid writer=%s error=%s", writer, error)
+            return None
+        self._invalid.pop(writer, None)
+        return scope
 
     def _on_scope(self, key: str, raw: bytes | None) -> None:
         writer = key.removeprefix(f"{PREFIX}/")
@@ -109,12 +127,12 @@ class DirtyNamesSubscriber:
             if raw is None:
                 self.own_record_deleted()
             return
-        before = self._scopes.pop(writer, DirtyScope())
-        try:
-            after = DirtyScope() if raw is None else DirtyScope.decode(raw)
-        except ClusterUnavailableError as error:
-            log.warning("record of pending names is invalid writer=%s error=%s", writer, error)
+        after = DirtyScope() if raw is None else self._decode(writer, raw)
+        if after is None:
             return
+        if raw is None:
+            self._invalid.pop(writer, None)
+        before = self._scopes.pop(writer, DirtyScope())
         if after:
             self._scopes[writer] = after
         elif writer not in self._view().nodes:
