@@ -17,7 +17,7 @@ import msgspec
 from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.decoding import decode_json
-from headrace.base.errors import ClusterUnavailableError, HeadraceError
+from headrace.base.errors import ClusterUnavailableError, HeadraceError, PeerError
 from headrace.base.listeners import Listeners
 from headrace.base.model import Kind, Version
 from headrace.cluster.records import Records
@@ -257,16 +257,37 @@ class DirtyNamesSubscriber:
                 return rows
 
     async def resolve_version(self, path: bytes, version: Version) -> Version | None:
-        """Return the origin's version of a file that another node wrote; the writer persists it first. Return None if
-        the file never reached the origin. Raise HeadraceError if no node can answer now."""
+        """Return the origin's version of a file that another node wrote; the writer persists it first. A replica knows
+        the version, too, if it persisted the file in a failover. Return None if the file never reached the origin.
+        Raise HeadraceError if a node that may know the version cannot answer now."""
         pending = PendingVersion.parse(version.token)
         if pending is None:
             return version
-        for node in self.sources(pending.writer):
-            answer = await self._peers.resolve_version(
-                node, ResolveVersion(path, version.token), Deadline.after(RESOLVE_LIMIT_S)
-            )
-            return answer.version
+        sources = self.sources(pending.writer)
+        failure = self._silent_source(pending.writer, sources)
+        has_writer_answered = False
+        for node in sources:
+            is_writer = node.id == pending.writer
+            limit = Deadline.after(RESOLVE_LIMIT_S if is_writer else QUERY_LIMIT_S)
+            try:
+                answer = await self._peers.resolve_version(node, ResolveVersion(path, version.token), limit)
+            except HeadraceError as error:
+                failure = failure or error
+                continue
+            if answer.version is not None:
+                return answer.version
+            has_writer_answered |= is_writer
+        if failure is not None and not has_writer_answered:
+            raise failure
+        return None
+
+    def _silent_source(self, writer: str, sources: list[NodeInfo]) -> HeadraceError | None:
+        """Return an error for a member that `sources` leaves out, because it did not answer lately; None if there is
+        none."""
+        asked = {self._me, *(node.id for node in sources)}
+        for id in (writer, *self._replica_sets.get(writer, [])):
+            if id in self._view().nodes and id not in asked:
+                return PeerError(f"node {id}", why="it does not answer")
         return None
 
 
