@@ -314,3 +314,42 @@ def test_a_closed_mirror_leaves_the_file_to_the_next_one(layers: tuple[Upper, Re
     with pytest.raises(OSError, match="Stale"):
         mirror.write(7, 0, bytes(BLOCK_SIZE_BYTES))
     assert Path(os.fsdecode(plain(following.upper.work.at(b"/7")))).read_bytes() == b"n" * BLOCK_SIZE_BYTES
+
+
+def test_a_complete_list_keeps_the_removals_of_directories(layers: tuple[Upper, ReplicaLayer]) -> None:
+    """Without its mark a directory of the origin that the writer removed is there again after a failover."""
+    upper, mirror = layers
+    for name in (b"/top", b"/top/removed", b"/again", b"/past"):
+        upper.at(name).mkdir(0o755)
+    for name in (b"/top/removed", b"/again", b"/past"):
+        upper.mark_removed(name)
+    send(upper, mirror, [b"/"])
+    upper.unmark_removed(b"/again")
+    upper.at(b"/past").rmdir()  # the origin has this removal
+    for _ in range(2):
+        mirror.begin()
+        send(upper, mirror, [path for path, _ in upper.walk()])
+        mirror.end()
+        shapes = {path: state[0] for path, state in looks(mirror.upper).items() if path != b"/"}
+        assert shapes == {b"/top": EntryType.DIRECTORY, b"/top/removed": EntryType.REMOVED}
+
+
+def test_a_copy_on_a_full_disk_leaves_nothing_in_work(
+    layers: tuple[Upper, ReplicaLayer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upper, mirror = layers
+    source = plain(upper.at(b"/f"))
+    Path(os.fsdecode(source)).write_bytes(os.urandom(3 * BLOCK_SIZE_BYTES))
+    send(upper, mirror, [b"/f"])
+    with open(source, "r+b") as out:
+        out.write(b"changed")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patches, pytest.raises(OSError, match="No space"):
+        patches.setattr(os, "copy_file_range", fail)
+        send(upper, mirror, [b"/f"])
+    assert [name for name in os.listdir(mirror.upper.work.path) if name.endswith(b".own")] == []
+    assert send(upper, mirror, [b"/f"]) == BLOCK_SIZE_BYTES
+    assert looks(upper) == looks(mirror.upper)

@@ -28,7 +28,7 @@ from headrace.base.model import BLOCK_SIZE_BYTES, block_count
 from headrace.overlay.given_mode import give_mode
 from headrace.overlay.hiding import hide
 from headrace.overlay.mark_names import MARKS
-from headrace.overlay.marks import set_base
+from headrace.overlay.marks import is_removed, set_base
 from headrace.overlay.snapshot import EntryType, Snapshot
 from headrace.overlay.syscalls import write_back
 from headrace.overlay.upper import Upper
@@ -171,8 +171,13 @@ class ReplicaLayer:
     def _unshare(self, inode: int, staged: Staging) -> Staging:
         """Copy a staging that shares an installed file, so that it can be written."""
         copy = self.upper.work.at(staged.path.path + b".own")
-        _copy(staged.path, copy)
-        copy.rename(staged.path)
+        try:
+            _copy(staged.path, copy)
+            copy.rename(staged.path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                copy.unlink()  # it would take space on a disk that may be full
+            raise
         staged.shared = False
         return staged
 
@@ -183,20 +188,24 @@ class ReplicaLayer:
         self._kept = set()
 
     def end(self) -> None:
-        """Delete every file that was not placed since `begin`, and every empty directory."""
+        """Delete every file that was not placed since `begin`, and every empty directory. A directory that hides the
+        origin's stays if it was placed: it is a removal that the origin lacks."""
         kept, self._kept = self._kept, None
         if kept is None:
             return
         for path, status in list(self.upper.walk()):
             if path not in kept and path != b"/" and not stat.S_ISDIR(status.st_mode):
                 self._clear(path)
-        self._drop_empty(b"/")
+        self._drop_empty(kept)
 
-    def _drop_empty(self, directory: bytes) -> None:
-        for path, status in reversed(list(self.upper.walk(directory))):
-            if path != b"/" and stat.S_ISDIR(status.st_mode):
-                with contextlib.suppress(OSError):
-                    self.upper.at(path).rmdir()
+    def _drop_empty(self, kept: set[bytes]) -> None:
+        for path, status in reversed(list(self.upper.walk())):
+            if path == b"/" or not stat.S_ISDIR(status.st_mode):
+                continue
+            if path in kept and is_removed(self.upper.at(path)):
+                continue
+            with contextlib.suppress(OSError):  # most have entries; no data is lost with one that stays
+                self.upper.at(path).rmdir()
 
     def place(self, snapshot: Snapshot) -> None:
         """Make a name match its snapshot. All ranges from `missing` must have been written for a large file."""
