@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from headrace.base.clock import monotonic_s
-from headrace.base.errors import ClusterUnavailableError, PeerError
+from headrace.base.errors import ClusterUnavailableError, HeadraceError, PeerError
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.overlay.hiding import hide
 from headrace.overlay.marks import is_whiteout
-from headrace.overlay.snapshot import SMALL_BYTES_MAX
+from headrace.overlay.snapshot import SMALL_BYTES_MAX, Snapshot
 from headrace.overlay.upper import Upper
 from headrace.ring.view import NodeInfo, next_view
 from headrace.testing.waiting import until
 from headrace.wire.peer_messages import Replicate
-from headrace.writeback.replication import replicator
+from headrace.writeback.replication import replicator, snapshots
 from headrace.writeback.replication.replica_layer import copy_of
 from tests.unit.writeback.replication_fixture import HOLDER, WRITER, ReplicationFixture, view_of
 
@@ -60,6 +62,29 @@ async def test_a_removal_is_replicated_with_the_version_that_it_removes(tmp_path
         await nodes.replicator.secure(PATH, 2)
         replica = Upper(nodes.hosts[HOLDER].folder_of(WRITER))
         assert is_whiteout(replica.at(PATH).lstat()) and replica.base_of(PATH) == base
+
+
+@pytest.mark.expected_warnings("headrace.writeback.replication.replicator")
+@pytest.mark.parametrize("why", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+async def test_a_writer_short_of_descriptors_or_memory_does_not_count_a_file_as_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: int
+) -> None:
+    """The close would succeed without a replica of the file, and the holder would delete what it has."""
+    async with cluster(tmp_path) as nodes:
+        nodes.writer.write(PATH, b"old")
+        await nodes.replicator.secure(PATH, 2)
+        nodes.writer.write(PATH, b"newer")
+
+        def fail(*_: object) -> Snapshot:
+            raise OSError(why, os.strerror(why))
+
+        with monkeypatch.context() as patches:
+            patches.setattr(snapshots, "take", fail)
+            with pytest.raises(HeadraceError):
+                await nodes.replicator.secure(PATH, 2)
+            assert nodes.replica(PATH) == b"old"
+        await nodes.replicator.secure(PATH, 2)
+        assert nodes.replica(PATH) == b"newer"
 
 
 async def test_the_holder_is_told_in_the_order_of_the_changes(tmp_path: Path) -> None:

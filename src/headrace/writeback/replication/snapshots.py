@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import time
 
+from headrace.base.errors import StoreError
 from headrace.overlay.snapshot import EntryType, Snapshot, take
 from headrace.overlay.syscalls import CTIME_TICK_NS
 from headrace.writeback.planner import StepPlanner
@@ -13,6 +16,8 @@ from headrace.writeback.writable_layer import WritableLayer
 
 CHECKSUMS_CACHED_MAX = 16
 """Most large files whose checksums stay in memory."""
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors of a process that lacks descriptors or memory now. They say nothing about the file."""
 
 
 class Snapshots:
@@ -40,7 +45,8 @@ class Snapshots:
         return await asyncio.get_running_loop().run_in_executor(self._threads, walk)
 
     async def of(self, path: bytes) -> Snapshot:
-        """Return the snapshot of a path. It is GONE if the path is persisted, has no replicas or does not exist."""
+        """Return the snapshot of a path. It is GONE if the path is persisted, has no replicas or does not exist. Raises
+        StoreError if this process lacks descriptors or memory now: GONE would delete a replica that is needed."""
         safe_path = self._upper.at(path)
         try:
             status = safe_path.lstat()
@@ -56,7 +62,9 @@ class Snapshots:
             taken = await loop.run_in_executor(self._threads, take, path, safe_path, replaces)
             self._cache_checksums(taken)
             return taken
-        except OSError:
+        except OSError as error:
+            if error.errno in SHORTAGES:
+                raise StoreError(os.fsdecode(path), why=os.strerror(error.errno or 0)) from error
             return Snapshot(path, EntryType.GONE)
 
     def _cache_checksums(self, taken: Snapshot) -> None:
