@@ -3,6 +3,7 @@ replaces at the origin."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -15,6 +16,13 @@ from headrace.overlay.mark_names import MARKS, WHITEOUT_MODE
 
 BASES_MAX = 8
 """Most base versions that are kept of a file's other names."""
+_UNMARKED = frozenset(
+    {
+        *(errno.ENODATA, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EOPNOTSUPP),
+        *(errno.EACCES, errno.EPERM),  # with `--user`, of a file that its owner may not read
+    }
+)
+"""Errors that mean that an entry has no mark."""
 
 
 class BaseVersion(msgspec.Struct, frozen=True):
@@ -92,8 +100,10 @@ def is_removed(path: SafePath) -> bool:
 
 
 def mark_value(path: SafePath, mark: str) -> bytes | None:
-    """Return the value of a mark; None if the entry does not have it."""
+    """Return the value of a mark; None if the entry does not have it. Raises OSError if that is not known."""
     try:
         return path.getxattr(mark)
-    except OSError:
+    except OSError as error:
+        if error.errno not in _UNMARKED:
+            raise
         return None

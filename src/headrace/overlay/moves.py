@@ -19,17 +19,22 @@ log = logging.getLogger(__name__)
 
 def clear_work(upper: Upper) -> list[bytes]:
     """Delete the entries of dead processes in `work`. Directories that were being renamed, or moved to `gone`, are
-    moved to their place instead. Return the new paths of renamed ones."""
+    moved to their place instead. An entry whose marks can't be read now stays. Return the new paths of renamed ones."""
     moved: list[bytes] = []
     for name in upper.work.at(b"/").names():
         entry = upper.work.at(b"/" + name)
         if not workdir.is_orphaned(name):
             continue
-        target, _, work_name = (mark_value(entry, MARKS.moving) or b"").partition(b"\0")
+        try:
+            moving, origin = mark_value(entry, MARKS.moving), mark_value(entry, MARKS.path)
+        except OSError as error:  # it may be a directory of a user
+            log.warning("an entry of a dead process can't be read, retrying entry=%s error=%s", entry, error)
+            continue
+        target, _, work_name = (moving or b"").partition(b"\0")
         if target and work_name in (b"", name):
             if _finish_move(upper, entry, target):
                 moved.append(target)
-        elif mark_value(entry, MARKS.path) is not None:
+        elif origin is not None:
             entry.rename(upper.new_in_gone())
         else:
             entry.remove_tree()

@@ -3,6 +3,7 @@ devices, marks are trusted attributes."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.beneath import SafePath
 from headrace.base.model import Version
 from headrace.base.namespace_path import join, split
+from headrace.overlay import workdir
 from headrace.overlay.hiding import (
     defer_removal,
     hide,
@@ -209,6 +212,32 @@ def test_what_a_dead_process_left_in_work_goes(upper: Upper, caplog: pytest.LogC
     assert "can't be moved to its new name" in caplog.text
     assert [where for _, where in pending_removals(upper)] == [b"/removed"]
     assert clear_work(upper) == []
+
+
+@pytest.mark.expected_warnings("an entry of a dead process can't be read")
+@pytest.mark.parametrize("why", [errno.EMFILE, errno.ENOMEM, errno.EIO])
+def test_a_directory_that_was_being_renamed_stays_while_its_mark_is_not_readable(
+    upper: Upper, monkeypatch: pytest.MonkeyPatch, why: int
+) -> None:
+    """It would be deleted with everything in it, as if it were garbage. The others go on."""
+    moving, garbage = upper.new(), upper.new()
+    os.makedirs(plain(moving) + b"/within")
+    moving.setxattr(MARKS.moving, b"/target")
+    garbage.mkdir(0o755)
+    getxattr = SafePath.getxattr
+
+    def fail(path: SafePath, attribute: str | bytes) -> bytes:
+        if path.path == moving.path:
+            raise OSError(why, os.strerror(why))
+        return getxattr(path, attribute)
+
+    monkeypatch.setattr(workdir, "is_orphaned", lambda name: True)
+    with monkeypatch.context() as patches:
+        patches.setattr(SafePath, "getxattr", fail)
+        assert clear_work(upper) == []
+    assert os.listdir(upper.work.path) == [os.path.basename(plain(moving))]
+    assert clear_work(upper) == [b"/target"]
+    assert upper.at(b"/target").names() == [b"within"]
 
 
 @pytest.mark.parametrize("there", ["nothing", "whiteout", "removed", "empty"])
