@@ -132,10 +132,15 @@ class Sealing:
 
     def status(self) -> dict[str, object]:
         """Return the seals, where they are mounted, and why they can't be. Blocks for small files."""
-        places = mountpoints(self._catalogue)
-        seals = self._catalogue.seals()
+        try:
+            places = mountpoints(self._catalogue)
+            seals = self._catalogue.seals()
+            in_use = self._catalogue.in_use()
+        except OSError as error:
+            why = f"the directory of the seals can't be read: {error.strerror or error}"
+            return {"seals": [], "seals_in_use": [], "seal_trouble": why}
         rows = [{**self._summary(seal), "mounted": places.get(str(seal), [])} for seal in seals]
-        return {"seals": rows, "seals_in_use": self._catalogue.in_use(), "seal_trouble": self.trouble}
+        return {"seals": rows, "seals_in_use": in_use, "seal_trouble": self.trouble}
 
     def _summary(self, seal: SealId) -> dict[str, Any]:
         try:

@@ -70,21 +70,28 @@ class Upkeep:
             await asyncio.sleep(UPKEEP_INTERVAL_S)
             self._check_disks()
             try:
-                await self._evict()
+                await self._attempt(self._evict)
                 if time.monotonic() - dropped_s > IDLE_FILL_S:
                     dropped_s = time.monotonic()
-                    incomplete = self._reads.close_idle()
-                    if self._cluster is not None:
-                        self._cluster.note_fetched(incomplete)
+                    await self._attempt(self._drop_idle)
                 if time.monotonic() - synced_s > SYNC_INTERVAL_S:
                     synced_s = time.monotonic()
-                    await self._sync()
+                    await self._attempt(self._release_seals)
+                    await self._attempt(self._sync)
             except CorruptIndexError as error:
                 self._on_corrupt(error)
-            except HeadraceError as error:
-                log.warning("the periodic upkeep failed error=%s", error)
-            except Exception:
-                log.exception("the periodic upkeep failed")  # eviction and sync must continue
+
+    async def _attempt(self, step: Callable[[], Awaitable[object]]) -> None:
+        """Run one step. Its failure is logged, and keeps no other step from its work: the store is synced also while
+        the disk of the seals fails. Raises CorruptIndexError alone."""
+        try:
+            await step()
+        except CorruptIndexError:
+            raise
+        except (HeadraceError, OSError) as error:
+            log.warning("the periodic upkeep failed error=%s", error)
+        except Exception:
+            log.exception("the periodic upkeep failed")  # eviction and sync must continue
 
     async def _evict(self) -> None:
         self._store.keep_room()
@@ -94,9 +101,14 @@ class Upkeep:
         if self._store.space.is_short() and not await self._release_seals():
             await self._revoke_seal()
 
+    async def _drop_idle(self) -> None:
+        """End fills that nobody reads any more."""
+        incomplete = self._reads.close_idle()
+        if self._cluster is not None:
+            self._cluster.note_fetched(incomplete)
+
     async def _sync(self) -> None:
         """Sync filled files, so that a power loss costs little."""
-        await self._release_seals()
         await asyncio.get_running_loop().run_in_executor(self._disk, self._store.sync)
         if self._cluster is not None:
             await self._cluster.replica_host.drop_idle()

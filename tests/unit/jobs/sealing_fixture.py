@@ -43,6 +43,12 @@ class SealingFixture(SpoiledReadPath):
         """Replace a file of SEAL."""
         Path(self.catalogue.path(SEAL, name)).write_bytes(body)
 
+    def lose_catalogue(self) -> None:
+        """Make all calls of the system for the directory of the seals fail, with ENOTDIR."""
+        if os.path.exists(self.catalogue.folder):
+            os.rename(self.catalogue.folder, f"{self.catalogue.folder}-away")
+        Path(self.catalogue.folder).touch()
+
     def assert_nothing_left(self) -> None:
         assert not os.path.exists(self.catalogue.folder) or os.listdir(self.catalogue.folder) == []
         assert self.store.sealed.kept_ids() == set()

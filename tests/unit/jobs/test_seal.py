@@ -278,3 +278,13 @@ async def test_a_bad_name_is_refused(node: SealingFixture, seal: str) -> None:
         with pytest.raises(UsageError):
             await node.run(kind, seal=seal)
     node.assert_nothing_left()
+
+
+async def test_the_status_has_the_reason_why_the_seals_cannot_be_read(node: SealingFixture) -> None:
+    await node.run("seal")
+    node.lose_catalogue()
+    assert node.jobs.sealing.status() == {
+        "seals": [],
+        "seals_in_use": [],
+        "seal_trouble": "the directory of the seals can't be read: Not a directory",
+    }
