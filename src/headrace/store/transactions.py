@@ -142,9 +142,7 @@ class Transactions:
         txn = self._txn
         try:
             if commit:
-                if self.next_id != self._saved_next_id:
-                    txn.put(_NEXT_ID, self.next_id.to_bytes(8, "little"), db=self._meta)
-                failpoint.hit("index.commit")
+                self._record_next_id(txn)
                 txn.commit()
                 self._saved_next_id = self.next_id
                 failpoint.hit("index.committed")
@@ -154,3 +152,13 @@ class Transactions:
             raise translated(self._environment.folder, error) from error
         finally:
             self._txn = None
+
+    def _record_next_id(self, txn: Any) -> None:
+        """Add the next id to a transaction that is about to be committed."""
+        try:
+            if self.next_id != self._saved_next_id:
+                txn.put(_NEXT_ID, self.next_id.to_bytes(8, "little"), db=self._meta)
+            failpoint.hit("index.commit")
+        except BaseException:
+            txn.abort()  # the error refers to it, and would keep it open; the next batch would wait for it
+            raise

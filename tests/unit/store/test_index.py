@@ -2,11 +2,18 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from headrace.base.errors import CorruptIndexError, NotSupportedError, PathNotFoundError, StoreBusyError
+from headrace.base.errors import (
+    CorruptIndexError,
+    NotSupportedError,
+    PathNotFoundError,
+    StoreBusyError,
+    StoreError,
+)
 from headrace.base.model import ROOT_ID, Attributes, FileId, Kind, Version
 from headrace.store.index import Index
 from headrace.store.listing import ListingWriter
@@ -312,3 +319,31 @@ def test_power_loss_goes_back_to_the_checkpoint(folder: str) -> None:
     for number in range(300):
         index.names.put_file(ROOT_ID, b"again%d" % number, V1)
     index.close(clean=True)
+
+
+def test_a_batch_whose_next_id_is_not_recorded_leaves_no_transaction_open(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = Index.open(folder, writable=True)
+    other = Index.open(str(tmp_path / "other"), writable=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(index._transactions, "_meta", other._transactions._meta)  # LMDB refuses it
+        with pytest.raises(StoreError) as failure:
+            index.names.ensure_directory(ROOT_ID, b"lost")
+    next_commit = threading.Event()
+
+    def make() -> None:
+        index.names.ensure_directory(ROOT_ID, b"d")
+        next_commit.set()
+
+    thread = threading.Thread(target=make, daemon=True)
+    thread.start()
+    try:
+        assert next_commit.wait(60), failure.value  # the exception lives
+    finally:
+        del failure
+    thread.join()
+    assert index.lookup(ROOT_ID, b"lost") is None
+    assert index.lookup(ROOT_ID, b"d") is not None
+    for opened in (index, other):
+        opened.close(clean=False)
