@@ -31,10 +31,12 @@ from headrace.jobs.job_records import (
     ENDS,
     FAILED,
     JOBS,
+    KINDS,
     RUNNING,
     JobRecord,
     TaskProgress,
     TaskRecord,
+    decode_job,
     job_key,
     parse_key,
     ring_mark,
@@ -53,7 +55,6 @@ from headrace.wire.messages import JobRow, JobState
 
 log = logging.getLogger(__name__)
 
-KINDS = ("load", "free", "pin", "unpin")
 WATCH = "watch"
 PUBLISH_INTERVAL_S = 1.0
 """Least seconds between two writes of a task's record, except at its beginning and its end."""
@@ -235,7 +236,7 @@ class ClusterJobs:
         """Apply a change to the current record, and repeat it if another node changes the record meanwhile."""
         while (raw := await self._records.get(job_key(id))) is not None:
             try:
-                changed = change(decode_json(raw, JobRecord))
+                changed = change(decode_job(id, raw))
             except msgspec.DecodeError as error:
                 raise UsageError(f"job {id}", why=f"its record is invalid: {error}") from error
             if changed is None:
@@ -289,7 +290,7 @@ class ClusterJobs:
             elif value is None:
                 state.raw = b""
             else:
-                record = decode_json(value, JobRecord)
+                record = decode_job(id, value)
                 if before is None or state.is_older(record, before):
                     state.apply(value, record)
         except (ValueError, RecursionError) as error:

@@ -15,12 +15,18 @@ from typing import Annotated
 
 import msgspec
 
+from headrace.base.decoding import decode_json
+from headrace.base.errors import UsageError
+from headrace.jobs.options import parse_options
 from headrace.ring.ring import Ring
 from headrace.wire.messages import JobRow, JobState
 
 JOBS = "jobs/"
 FAILED_KEPT_MAX = 100
 """Most failures that a task names; it counts all of them."""
+
+KINDS = ("load", "free", "pin", "unpin")
+"""Kinds of jobs that run in the whole cluster."""
 
 RUNNING, DONE, CANCELLED, FAILED = "running", "done", "cancelled", "failed"
 ENDS = (DONE, CANCELLED, FAILED)
@@ -78,6 +84,23 @@ class JobRecord(msgspec.Struct, frozen=True):
     paths: list[str] = []
     summary: TaskProgress | None = None
     data: DataVersions = {}
+
+
+def decode_job(id: str, raw: bytes) -> JobRecord:
+    """Decode the record of a job. Raise msgspec.DecodeError for one that no node could run: of another id, or with a
+    kind, a state or options that do not exist."""
+    record = decode_json(raw, JobRecord)
+    if record.id != id:
+        raise msgspec.ValidationError(f"the record is of job {record.id!r}")
+    if record.kind not in KINDS:
+        raise msgspec.ValidationError(f"no such kind: {record.kind!r}")
+    if record.state not in (RUNNING, *ENDS):
+        raise msgspec.ValidationError(f"no such state: {record.state!r}")
+    try:
+        parse_options(record.kind, record.options)
+    except (UsageError, ValueError) as error:  # ValueError: a number of thousands of digits
+        raise msgspec.ValidationError(str(error)) from error
+    return record
 
 
 def job_key(id: str) -> str:

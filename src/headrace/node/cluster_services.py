@@ -22,7 +22,8 @@ from headrace.dataplane.peer_service import ClusterParts, NodePeerService, Repli
 from headrace.dataplane.read import ReadPath
 from headrace.dataplane.rebalance import Rebalance
 from headrace.entry.peer.server import PeerServer
-from headrace.jobs.cluster_jobs import KINDS, WATCH, ClusterJobs
+from headrace.jobs.cluster_jobs import WATCH, ClusterJobs
+from headrace.jobs.job_records import KINDS
 from headrace.jobs.jobs import Jobs
 from headrace.namespace.namespace import Namespace
 from headrace.node.cluster_link import ClusterLink

@@ -63,7 +63,7 @@ def _node(data: bytes) -> None:
 
 
 def _job(data: bytes) -> None:
-    record, part = _taken(data, JobRecord), _taken(data, TaskRecord)
+    record, part = _taken_job(data), _taken(data, TaskRecord)
     if record is not None:
         job_records.state_of(record, record.summary or TaskProgress())
         row = job_records.row_of(record, record.summary or TaskProgress(), {})
@@ -71,6 +71,13 @@ def _job(data: bytes) -> None:
     if part is not None:
         total = job_records.sum_progress([part.progress, part.progress])
         _tell(messages.JobRows([job_records.row_of(_JOB, total, {"n": part})]))
+
+
+def _taken_job(data: bytes) -> JobRecord | None:
+    try:
+        return job_records.decode_job(_JOB.id, data)
+    except msgspec.DecodeError:
+        return None
 
 
 def _mount(data: bytes) -> None:

@@ -454,3 +454,36 @@ async def test_a_version_is_loaded_by_its_path_on_all_nodes(world: JobClusterFix
     assert not world.origin.reads["d/new"]
     with pytest.raises(PathNotFoundError):
         await world.runners["b"].jobs.submit("pin", "/data@3", {})
+
+
+@pytest.mark.expected_warnings("job record is invalid")
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": "8"},
+        {"kind": "seal"},
+        {"state": "paused"},
+        {"options": {"replicas": "-1"}},
+        {"options": {"replicas": "9" * 5000}},
+        {"options": {"priority": "most"}},
+        {"options": {"seal": "a@1"}},
+    ],
+    ids=lambda change: "-".join(str(part)[:30] for part in change.items()),
+)
+async def test_a_record_that_no_node_could_run_is_ignored_with_one_warning(
+    world: JobClusterFixture, change: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    names = world.put_many(2)
+    record = msgspec.structs.replace(JobRecord("7", "load", "/d", {}, "b"), **change)
+    world.records.change(job_key("7"), msgspec.json.encode(record))
+    with pytest.raises(UsageError, match="no such job"):
+        await world.runners["a"].jobs.cancel("7")
+    id = await world.runners["a"].jobs.submit("load", "/d", {})
+    assert (await world.agree(id)).state == DONE  # each node has seen the record before
+    await pass_time(5)
+    await world.check_loaded(names)
+    assert not [row.id for runner in world.runners.values() for row in runner.jobs.rows() if row.id != id]
+    assert not any(runner.jobs._away for runner in world.runners.values())
+    warnings = [entry.getMessage() for entry in caplog.records if entry.levelname == "WARNING"]
+    assert len(warnings) == len(world.runners)
+    assert all("key=jobs/7" in warning for warning in warnings)
