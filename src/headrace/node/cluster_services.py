@@ -162,6 +162,8 @@ class ClusterServices:
 
     async def stop(self) -> None:
         await self._tasks.close()
+        if self._writing is not None:
+            await self._writing.claims.stop()
         await self.jobs.stop()
         await self._relisting.stop()
         await self._failover.stop()

@@ -337,11 +337,9 @@ class Node:
             await node.server.start(config.socket_path)
             node._serve_others()
         except BaseException:
-            if node is not None and node.native is not None:
-                await node.native.stop()
-            if node is not None and node.cluster is not None:
-                await node.cluster.stop()
-            elif link is not None:
+            if node is not None:
+                await _stop_after_failure(node)
+            if link is not None and (node is None or node.cluster is None):
                 await link.stop()
             close_after_failure(store)
             raise
@@ -569,6 +567,21 @@ def _volume_status(volume: Volume) -> dict[str, object]:
         "written_bytes_day": volume.written.day_bytes(),
         "writes_a_day": volume.writes_a_day,
     }
+
+
+async def _stop_after_failure(node: Node) -> None:
+    """Stop what a failed start began: the node may start again in this process. Errors are only logged, because the
+    first failure is the one to report."""
+    parts = (
+        *(node.namespace.changed_directories, node.policies, node.origin_budgets, node.costs),
+        *(node.namespace.freshness, node.server, node.broker, node.native, node.write, node.cluster),
+    )
+    stops = [part.stop for part in parts if part is not None]
+    for stop in (*stops, node.reads.close):
+        try:
+            await stop()
+        except Exception:
+            log.exception("a part of a node that did not start can't be stopped")
 
 
 async def _is_new(kept: dict[bytes, str], tokens: dict[bytes, str], top: bytes) -> bool:

@@ -140,6 +140,7 @@ class OriginCosts:
         self._remembered: dict[str, int] = {}  # of it, what the file had at the start
         self._past: dict[str, dict[str, int]] = {}  # what it spent in other months, by their names
         self._kept: Spending | None = None
+        self._is_file_read = False
         self._mounts: dict[str, _Account] = {}
         self._tenants: dict[str, _Account] = {}
         self._jobs: dict[str, _Account] = {}
@@ -164,6 +165,7 @@ class OriginCosts:
             for url, size_bytes in self._remembered.items():
                 self._own[url] = self._own.get(url, 0) + size_bytes
             self._kept = kept
+        self._is_file_read = True
         self._limit()
         if self._cluster is not None:
             self._tasks.start(self._follow(self._cluster, joined))
@@ -171,7 +173,8 @@ class OriginCosts:
 
     async def stop(self) -> None:
         await self._tasks.close()
-        await self._keep()
+        if self._is_file_read:  # otherwise the file has more: the node stops before it has started
+            await self._keep()
 
     # ------------------------------------------------------------ ReadAccounts
 

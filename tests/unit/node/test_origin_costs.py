@@ -221,6 +221,19 @@ async def test_a_node_that_starts_again_remembers_the_month(tmp_path: Path) -> N
     await second.costs.stop()
 
 
+@pytest.mark.expected_warnings("limited by budget_month")
+async def test_a_node_that_stops_before_it_has_started_keeps_what_the_file_has(tmp_path: Path) -> None:
+    nodes = [CostNode("n", tmp_path, Followers(), members=1) for _ in range(3)]
+    await nodes[0].start()
+    nodes[0].read(170)
+    await nodes[0].costs.stop()
+    nodes[1].read(1)  # such as for another node, while this one could not join the cluster
+    await nodes[1].costs.stop()
+    await nodes[2].start()
+    assert nodes[2].status["origins"]["s3://b"]["cost"] == 85.0
+    await nodes[2].costs.stop()
+
+
 @pytest.mark.expected_warnings("can't be read", "invalid node=other")
 async def test_a_damaged_file_and_a_damaged_record_count_as_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
