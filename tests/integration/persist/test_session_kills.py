@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -128,6 +129,49 @@ file.write(b'bytes')
         process.communicate("\n", timeout=60)
     assert process.returncode == 0
     assert Writer(host.mount).tree() == {"new": b"bytes".hex(), "linked": b"bytes".hex()}
+
+
+def test_a_removed_file_that_is_open_is_no_other_file_after_the_session_died(make_host: MakeHost) -> None:
+    """Without passthrough its inode number is free then."""
+    host = make_host(write="back", persist_delay_s=600)
+    host.up(host.truth, host.mount, "--io", "splice")
+    process = Writer(host.mount).start(
+        """
+removed = {}
+for number in range(200):
+    fd = os.open(f'old{number}', os.O_RDWR | os.O_CREAT)
+    os.write(fd, b'old')
+    os.unlink(f'old{number}')
+    removed[os.fstat(fd).st_ino] = fd
+print('open')
+input()
+answers, numbers = set(), set()
+for number in range(1000):
+    with open(f'new{number}', 'wb') as file:
+        file.write(b'new bytes')
+        numbers.add(os.fstat(file.fileno()).st_ino)
+    if numbers & removed.keys():
+        break
+for fd in removed.values():
+    for call in (lambda: os.pread(fd, 9, 0).decode(), lambda: str(os.pwrite(fd, b'old', 0))):
+        try:
+            answers.add(call())
+        except OSError as error:
+            answers.add(errno.errorcode[error.errno])
+print(json.dumps([len(numbers & removed.keys()), sorted(answers)]))
+"""
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        host.wait_pid("session", other_than=host.kill("session"))
+        output, _ = process.communicate("\n", timeout=60)
+    assert process.returncode == 0
+    shared, answers = json.loads(output)
+    assert set(Writer(host.mount).tree().values()) == {b"new bytes".hex()}
+    assert set(answers) <= {"EIO", "ESTALE"}
+    if not shared:
+        pytest.skip("this file system gave no inode number to another file")
 
 
 def check(make_host: MakeHost, tmp_path: Path, operations: tuple[str, ...], *, mode: str, step: str) -> None:
