@@ -83,7 +83,7 @@ class Generations:
             self._write(node)
 
     def _count(self, node: int) -> None:
-        self._renewals[node] = self.of(node) + 1
+        self._renewals[node] = (self.of(node) + 1) & 0xFFFFFFFF
         slot = self._slots[node] if node in self._slots else self._free_slot()
         if slot >= 0:
             self._slots[node] = slot

@@ -14,7 +14,7 @@ import msgspec
 from headrace.base.decoding import decode_json
 from headrace.base.errors import CorruptIndexError
 from headrace.base.model import Attributes, FileId, Kind, ObjectMetadata, Version
-from headrace.fuse import abi, codec, handover_state
+from headrace.fuse import abi, codec, generations, handover_state
 from headrace.overlay import marks, object_metadata
 from headrace.overlay.mark_names import MARKS
 from headrace.s3 import object_attributes, uploads
@@ -35,6 +35,9 @@ _CACHED = schema.CachedFile(
 _BLOCKS_BYTES = 5 << 20
 _SLOTS = 8
 _RELEASES_AT = 64 + _SLOTS * 16
+_NAMES_AT = _RELEASES_AT + 512
+_GENERATIONS_AT = _NAMES_AT + 128
+_GENERATIONS_BYTES = generations._HEAD.size + _SLOTS * generations._SLOT.size
 """Of a small handover state: a real one has 65536 slots, and takes 0.1 s to read."""
 
 
@@ -88,8 +91,16 @@ def _attributes(data: bytes) -> None:
 def _handover(data: bytes) -> None:
     """The memfd that sessions hand on: its beginning is the input, the rest zeros; of the node's own making, so that
     only what a killed session may leave is refused silently."""
-    with mock.patch.multiple(
-        handover_state, SLOTS=_SLOTS, _RELEASES_AT=_RELEASES_AT, BYTES=_RELEASES_AT + 512
+    with (
+        mock.patch.multiple(generations, SLOTS=_SLOTS, BYTES=_GENERATIONS_BYTES),
+        mock.patch.multiple(
+            handover_state,
+            SLOTS=_SLOTS,
+            _RELEASES_AT=_RELEASES_AT,
+            _NAMES_AT=_NAMES_AT,
+            _GENERATIONS_AT=_GENERATIONS_AT,
+            BYTES=_GENERATIONS_AT + _GENERATIONS_BYTES,
+        ),
     ):
         _hand_over(data)
 
@@ -103,8 +114,20 @@ def _hand_over(data: bytes) -> None:
             assert 0 <= slot < handover_state.SLOTS and opens >= 0
         assert state.raise_incarnation(state.incarnation + 1) > 0
         state.record_release(5)
+        assert len(state.kept_names) <= handover_state.NAMES_BYTES_MAX
+        _use_generations(state.generations)
     finally:
         os.close(fd)
+
+
+def _use_generations(kept: generations.Generations) -> None:
+    assert 0 < kept.begin_at(3) < 1 << 32
+    for node in (0, 5):
+        before = kept.of(node)
+        kept.renew(node)
+        kept.remove(node, counted=True)
+        kept.sent(node)
+        assert kept.of(node) == (before + 2) % (1 << 32) and not kept.is_removed(node)
 
 
 def _fuse(data: bytes) -> None:
@@ -195,7 +218,10 @@ FUZZERS = [
         (),
         [
             handover_state._HEAD.pack(b"HRFUSE2\0", 5, 7, b"passthrough").ljust(64, b"\0")
-            + handover_state._SLOT.pack(5, 6, 7)
+            + handover_state._SLOT.pack(5, 6, 7),
+            handover_state._HEAD.pack(b"HRFUSE2\0", 5, 7, b"passthrough").ljust(_GENERATIONS_AT, b"\0")
+            + generations._HEAD.pack(1, 3)
+            + generations._SLOT.pack(5, 0xFFFFFFFF, 1),
         ],
         input_bytes_max=1024,
     ),

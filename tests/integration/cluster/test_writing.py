@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.integration.cluster.cluster_fixture import same, same_everywhere
@@ -10,7 +12,7 @@ from tests.integration.persist.conftest import Writer, settled, tree_of
 from .cluster_fixture import ClusterFixture
 from .conftest import MakeCluster
 
-ATTEMPTS = 5
+ATTEMPTS = 20
 
 
 def test_others_see_what_was_persisted(make_cluster: MakeCluster) -> None:
@@ -87,15 +89,19 @@ def test_what_both_wrote_is_kept_from_both(make_cluster: MakeCluster) -> None:
 
 def both_write(cluster: ClusterFixture, name: str) -> None:
     writers = [
-        Writer(host.mount).start(f"print(); sys.stdin.readline(); open('{name}', 'w').write('from {number}')")
+        Writer(host.mount).start(
+            f"import time; print(); at_s = float(sys.stdin.readline()); time.sleep(max(0, at_s - time.monotonic())); "
+            f"open('{name}', 'w').write('from {number}')"
+        )
         for number, host in enumerate(cluster.hosts)
     ]
     for writer in writers:
         assert writer.stdout is not None
         writer.stdout.readline()
+    at_s = time.monotonic() + 0.2
     for writer in writers:
         assert writer.stdin is not None
-        writer.stdin.write("\n")
+        writer.stdin.write(f"{at_s}\n")
         writer.stdin.flush()
     for writer in writers:
         assert writer.wait(10) == 0
