@@ -50,6 +50,7 @@ of a path."""
 
 ABSENT = Version(-1, 0)
 """The version of a path without an entry at the origin, if no earlier version is known."""
+DROPPED_ROWS_MAX = 10_000
 CACHED_ROWS_MAX = 10_000
 """Most rows in memory. Each row is read several times around its upload, and a query takes 25 µs."""
 CHECKPOINT_ROWS = 2_000
@@ -177,6 +178,8 @@ class SyncJournal:
         self._path = path
         self._reserve = reserve
         self._cached: dict[bytes, JournalRecord | None] = {}
+        self.dropped: dict[bytes, JournalRecord] = {}
+        """Rows that were dropped last. A file that was demoted is still what another node replaced."""
         self._notes = 0
         # open as long as SQLite: closing any descriptor of a file releases its locks (fcntl(2))
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -270,11 +273,17 @@ class SyncJournal:
                 os.close(log_fd)
 
     def drop(self, *paths: bytes) -> None:
-        """Delete the rows of paths, in one transaction."""
+        """Delete the rows of paths, in one transaction. `dropped` keeps the last ones of this run."""
+        rows = [row for path in paths if (row := self.get(path)) is not None]
         self._write("DELETE FROM known WHERE path = ?", [(path,) for path in paths])
         for path in paths:
             self._cache(path, None)
             self.unsure.discard(path)
+        for row in rows:
+            self.dropped.pop(row.path, None)
+            self.dropped[row.path] = row
+        while len(self.dropped) > DROPPED_ROWS_MAX:
+            del self.dropped[next(iter(self.dropped))]
 
     def sync(self) -> None:
         """Make all recorded rows durable, with all earlier changes, by any process, of names and attributes on the

@@ -20,7 +20,7 @@ from headrace.writeback.dirty_set import DirtySet
 from headrace.writeback.observers import WriteObserver
 from headrace.writeback.planner import StepPlanner
 from headrace.writeback.replication.dirty_files import own_entry
-from headrace.writeback.sync_journal import SyncJournal
+from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 from headrace.writeback.writable_layer import WritableLayer
 
 RESOLVE_ATTEMPTS_MAX = 2
@@ -176,15 +176,20 @@ class OwnVersions:
         self._persist = persist
 
     async def resolve_version(self, path: bytes, pending: PendingVersion) -> Version | None:
-        """Persist the file if its pending version is still there, and return the origin's version. Return None if that
-        version was replaced before it was persisted."""
+        """Persist the file if its pending version is still there, and return the origin's version, also if the file was
+        demoted since. Return None if that version was replaced before it was persisted."""
         for _ in range(RESOLVE_ATTEMPTS_MAX):
-            row = self._journal.get(path)
-            same = row is not None and (row.inode, row.ctime_ns) == (pending.inode, pending.ctime_ns)
-            if row is not None and same and not row.begun and row.version.size_bytes >= 0:
-                return row.version
+            for row in (self._journal.get(path), self._journal.dropped.get(path)):
+                if row is not None and _has_persisted(row, pending):
+                    return row.version
             entry = own_entry(self._upper.at(path), split(path)[1])
             if (entry.inode, entry.ctime_ns) != (pending.inode, pending.ctime_ns):
                 return None
             await self._persist(path)
         return None
+
+
+def _has_persisted(row: JournalRecord, pending: PendingVersion) -> bool:
+    """Return whether a row says what the origin has of a pending version."""
+    is_same = (row.inode, row.ctime_ns) == (pending.inode, pending.ctime_ns)
+    return is_same and not row.begun and row.is_there
