@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from headrace.base.errors import StoreError
 from headrace.base.private_folder import private
+from headrace.base.sync_folder import sync_folder
 
 _FILE = "cache"
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -69,17 +70,9 @@ def _record(folder: str, cache: str) -> str:
             out.flush()
             os.fsync(out.fileno())
         os.replace(new, f"{folder}/{_FILE}")
-        _sync(folder)
+        sync_folder(folder)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return ""
         raise StoreError(f"cache volume {folder}", why=error.strerror or str(error)) from error
     return cache
-
-
-def _sync(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from headrace.base.errors import CheckpointFailedError, CheckpointNotFoundError, NotSupportedError
+from headrace.base.sync_folder import sync_folder
 from headrace.checkpoint.manifest import Leaf, Manifest, RankPart
 from headrace.checkpoint.memory import Bytes, page_aligned
 from headrace.checkpoint.restore import THREADS, PackReaders, fetch, matcher, part_of, reads_of, with_readers
@@ -200,22 +201,13 @@ def _write(file: str, header: bytes, bodies: Iterator[Bytes]) -> None:
                 _write_all(out.fileno(), body.data)
             os.fsync(out.fileno())
         os.replace(new, file)
-        _sync_folder(os.path.dirname(os.path.abspath(file)))
+        sync_folder(os.path.dirname(os.path.abspath(file)))
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(new)
         if isinstance(error, OSError) and error.errno is not None:  # an error of Headrace has its own text
             raise CheckpointFailedError(file, why=os.strerror(error.errno).lower()) from None
         raise
-
-
-def _sync_folder(folder: str) -> None:
-    """Make the name of the file durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _write_all(fd: int, data: memoryview) -> None:

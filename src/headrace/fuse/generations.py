@@ -37,7 +37,7 @@ class Generations:
         self._first: int
         self._used, self._first = _HEAD.unpack_from(memory)
         self.inherits = self._first != 0
-        """Whether an earlier session sent nodes to the kernel."""
+        """True if an earlier session sent nodes to the kernel."""
         for slot in range(min(self._used, SLOTS)):
             node, renewals, removed = _SLOT.unpack_from(memory, _offset(slot))
             if removed:

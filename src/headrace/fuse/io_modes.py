@@ -58,7 +58,7 @@ class InodeIoModes:
         self._start = handover.next_incarnation()
         self.generations = handover.generations
         self.inherits = handover.init_flags != 0
-        """Whether an earlier session may have opened files that are open still."""
+        """True if an earlier session may have opened files that are open still."""
         self._adopt()
 
     def _adopt(self) -> None:

@@ -34,7 +34,7 @@ class NodeRecord:
     def __init__(self, *, counted: bool) -> None:
         self.lookups = 0
         self.counted = counted
-        """Whether `lookups` has all of them: no earlier session sent any."""
+        """True if `lookups` has all of them: no earlier session sent any."""
         self.removed: os.stat_result | None = None
         """The attributes of a directory that was removed, and that some process may have open."""
         self.removed_fd = -1  # keeps the inode number from being used again

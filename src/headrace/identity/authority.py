@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 from headrace.base.errors import PathExistsError, PathNotFoundError, StoreError, UsageError
 from headrace.base.missing_extras import needs_extra
 from headrace.base.secret_file import read_secret
+from headrace.base.sync_folder import sync_folder
 from headrace.identity.names import (
     DEFAULT_FORM,
     NODE,
@@ -31,7 +32,6 @@ from headrace.identity.names import (
     StrangerError,
     check_part,
 )
-from headrace.overlay.syscalls import sync_folder
 
 if TYPE_CHECKING:
     from cryptography import x509

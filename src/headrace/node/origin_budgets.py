@@ -114,7 +114,7 @@ class OriginBudgets:
         self._overloads: dict[str, OverloadFactor] = {}
         self._published: dict[str, NodeRate] = {}
         self._is_heard = True
-        """Whether the others can know the rates that were computed last."""
+        """True if the others can know the rates that were computed last."""
         self._wake = asyncio.Event()
         self._tasks = OwnedTasks()
         self._apply()

@@ -65,15 +65,6 @@ def _file_system(fd: int) -> int:
     return int.from_bytes(statistics[:8], sys.byteorder)
 
 
-def sync_folder(path: str) -> None:
-    """Make the names in a directory durable. Blocks for the disk. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def begin_write_back(fd: int) -> None:
     """Queue dirty pages for the disk, except those that are being written already."""
     _sync_range(fd, _WRITE)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from headrace.base import failpoint
-from headrace.overlay.syscalls import sync_folder
+from headrace.base.sync_folder import sync_folder
 from headrace.store.index_checkpoint import newest_meta, write_page
 
 PATIENCE_S = 1.0

@@ -19,7 +19,8 @@ from headrace.base import failpoint
 from headrace.base.beneath import EXCHANGE
 from headrace.base.errors import CorruptIndexError
 from headrace.base.private_folder import private
-from headrace.overlay.syscalls import rename, sync_folder
+from headrace.base.sync_folder import sync_folder
+from headrace.overlay.syscalls import rename
 from headrace.store.checksum import block_checksum
 
 PAGE_BYTES = mmap.PAGESIZE

@@ -23,8 +23,9 @@ from headrace.base.beneath import SafePath
 from headrace.base.errors import NoSpaceError, StoreError
 from headrace.base.model import Version
 from headrace.base.printable import printable
+from headrace.base.sync_folder import sync_folder
 from headrace.overlay.reserve import Reserve
-from headrace.overlay.syscalls import flush_file_system, sync_folder
+from headrace.overlay.syscalls import flush_file_system
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS known (

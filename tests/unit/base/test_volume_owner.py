@@ -50,8 +50,8 @@ def test_a_full_disk_takes_no_record_and_is_used(folders: list[str], monkeypatch
     def full(folder: str) -> None:
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(volume_owner, "_sync", full)
+    monkeypatch.setattr(volume_owner, "sync_folder", full)
     claim_volumes(folders)
-    monkeypatch.setattr(volume_owner, "_sync", lambda folder: None)
+    monkeypatch.setattr(volume_owner, "sync_folder", lambda folder: None)
     claim_volumes(folders)
     check_volumes(folders)

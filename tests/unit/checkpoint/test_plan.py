@@ -76,7 +76,7 @@ def test_retention(steps: set[int], pinned: set[int], last: int, every: int | No
 @CALM
 @given(st.sets(st.integers(0, 60)), st.sets(st.integers(0, 60)), st.integers(1, 5), st.integers(0, 60))
 def test_retention_after_a_save(steps: set[int], pinned: set[int], last: int, saved: int) -> None:
-    """As the saving training sees it, checkpoints of higher steps do not exist."""
+    """Checkpoints of higher steps do not exist for the training that saves."""
     steps = {*steps, saved}
     dropped = Retention(last).dropped(steps, pinned, saved=saved)
     assert dropped == Retention(last).dropped({step for step in steps if step <= saved}, pinned)

@@ -1,4 +1,4 @@
-"""What one session keeps of the generations of nodes, as the next one reads it."""
+"""The next session reads the generations of nodes that one session kept."""
 
 from __future__ import annotations
 

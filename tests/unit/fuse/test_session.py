@@ -512,7 +512,7 @@ def test_a_session_that_took_over_finds_the_nodes_of_the_first(
 def test_a_session_that_took_over_repeats_the_generations_of_the_first(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With another generation the kernel fails each call on an open file."""
+    """The kernel fails each call on an open file whose node has another generation."""
     monkeypatch.setattr(handover_state, "SLOTS", 64)
     fd = handover_state.create()
     first = serve(write="back", state=HandoverState(fd))

@@ -1,4 +1,4 @@
-"""What listings do to names that are more than one thing: objects, prefixes and mounts."""
+"""Listings keep names that are more than one thing: objects, prefixes and mounts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What answers of object stores come out as, through the real client."""
+"""Answers of object stores become the right errors, through the real client."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_brackets_stand_for_no_slash(pattern: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["/d/[a", "/d/x[!a", "!/d/[", "/d/[]", "/d/[^]f", "/d[a/b]c", "[a"])
 def test_a_bracket_without_its_end_is_refused(pattern: str) -> None:
-    """To git it matches nothing: a rule would seem to work."""
+    """Git takes it as a pattern that matches nothing: a rule would seem to work."""
     with pytest.raises(PolicyFaultsError) as raised:
         parse_policy(f'[[rule]]\nttl = "1h"\nmatch = ["/e/**", "{pattern}"]\n')
     assert [fault.line for fault in raised.value.faults] == [3]
