@@ -218,6 +218,7 @@ class WritableOperations(NamespaceOperations):
         if not node & UPPER:
             return super().read(unique, node, request)
         _, offset, size, _ = abi.READ_IN.unpack_from(request, 40)
+        size = min(size, abi.READ_BYTES_MAX)  # the kernel asks for no more, as INIT says
         return DiskTask(
             lambda: self._with_fd(node, lambda fd: codec.data_reply(unique, os.pread(fd, size, offset)))
         )
