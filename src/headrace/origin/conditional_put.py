@@ -24,6 +24,7 @@ import obstore
 
 from headrace.base.errors import ConflictError, HeadraceError, OriginDeniedError
 from headrace.origin.object_calls import Stores, WithHeaders, can_match, translated
+from headrace.origin.object_pages import ObjectPages
 from headrace.origin.obstore_errors import translate_put
 from headrace.origin.origin import HIDDEN, Absent, Condition
 
@@ -137,13 +138,13 @@ class ConditionalPuts:
         first = self._full(HIDDEN)
         try:
             with translated(self._target):
-                stream = obstore.list(
+                pages = ObjectPages(
                     self._stores.listings,
                     prefix=self._full("") or None,
                     offset=first,
                     chunk_size=LEFT_MAX,
                 )
-                metas = list(await stream.__anext__())
+                metas = list(await anext(pages))
             for path in stale([meta for meta in metas if meta["path"].startswith(first)], own):
                 await self._remove(path)
         except StopAsyncIteration:

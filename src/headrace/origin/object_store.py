@@ -28,6 +28,7 @@ from headrace.base.tasks import all_of
 from headrace.origin.metadata import extras_of, from_metadata
 from headrace.origin.non_ascii_headers import read_non_ascii
 from headrace.origin.object_calls import Stores, can_match, stored_version, translated, version_of, within
+from headrace.origin.object_pages import ObjectPages
 from headrace.origin.object_write import ObjectWriter
 from headrace.origin.obstore_errors import NOT_ASCII, translate_listing
 from headrace.origin.origin import HIDDEN, Condition, ListPage, PutSource, check_range
@@ -181,12 +182,12 @@ class ObjectStoreOrigin:
         self, key: str, target: str, deadline: Deadline
     ) -> AsyncGenerator[list[ObjectMeta], None]:
         with translated(target, translate_listing):
-            stream = obstore.list(self._stores.listings, prefix=self._full(key) or None, chunk_size=PAGE)
+            pages = ObjectPages(self._stores.listings, prefix=self._full(key) or None, chunk_size=PAGE)
         while True:
             async with within(deadline, target):
                 try:
                     with translated(target, translate_listing):
-                        metas = list(await stream.__anext__())
+                        metas = list(await anext(pages))
                 except StopAsyncIteration:
                     return
             own = self._full(key)
@@ -279,11 +280,8 @@ class ObjectStoreOrigin:
         if self._bucket_exists:
             return
         with translated(target, translate_listing):
-            stream = obstore.list(self._stores.objects, prefix=".headrace-none", chunk_size=1)
-            try:
-                await stream.__anext__()
-            except StopAsyncIteration:
-                pass
+            async for _ in ObjectPages(self._stores.objects, prefix=".headrace-none", chunk_size=1):
+                break
         self._bucket_exists = True
 
 

@@ -25,6 +25,7 @@ from headrace.base.model import Attributes, ObjectInfo, Version
 from headrace.origin.conditional_put import ConditionalPuts
 from headrace.origin.metadata import tags_of, to_metadata
 from headrace.origin.object_calls import Stores, can_match, stored_version, translated, version_of, within
+from headrace.origin.object_pages import ObjectPages
 from headrace.origin.obstore_errors import translate_put
 from headrace.origin.origin import (
     Absent,
@@ -179,8 +180,7 @@ class ObjectWriter:
         path = self._full(key)
         async with within(deadline, target):
             with translated(target):
-                stream = obstore.list(self._stores.listings, prefix=path or None, chunk_size=2)
-                async for metas in stream:
+                async for metas in ObjectPages(self._stores.listings, prefix=path or None, chunk_size=2):
                     if any(meta["path"] != path for meta in metas):
                         raise DirectoryNotEmptyError(target, why="the directory is not empty")
 
