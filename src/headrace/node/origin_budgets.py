@@ -27,7 +27,7 @@ from headrace.origin.factory import parse_origin
 from headrace.origin.pace import BudgetRates, OriginPaces
 from headrace.policy.current import CurrentPolicy
 from headrace.policy.document import ORIGINS_MAX, OriginBudget
-from headrace.policy.rate_shares import LEAST_FACTOR, NodeBudget, NodeRate, OverloadFactor
+from headrace.policy.rate_shares import LEAST_FACTOR, NodeBudget, NodeRate, OverloadFactor, with_silent
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +75,13 @@ class _Part:
         self.budget = NodeBudget(node, rate)
         self._asked = self._demand = 0.0
         self._asked_s = monotonic_s()
+        self._is_scaled = False
 
     def scale(self, limit: float) -> None:
-        """Follow a change of the limit."""
+        """Follow a change of the limit. The calls so far were held back by the limit before, and so is the demand."""
         self.budget.scale(limit / self.limit)
+        self._demand *= limit / self.limit
+        self._is_scaled = True
         self.limit = limit
 
     def demand(self, asked: float, debt: float, now_s: float) -> float:
@@ -86,8 +89,9 @@ class _Part:
         exchange. An exchange that comes early tells nothing new."""
         passed_s = now_s - self._asked_s
         if passed_s >= EXCHANGE_S / 2:
-            self._demand = (asked - self._asked) / passed_s + debt / EXCHANGE_S
-            self._asked, self._asked_s = asked, now_s
+            if not self._is_scaled:
+                self._demand = (asked - self._asked) / passed_s + debt / EXCHANGE_S
+            self._asked, self._asked_s, self._is_scaled = asked, now_s, False
         return self._demand
 
 
@@ -149,7 +153,7 @@ class OriginBudgets:
     def _apply(self) -> None:
         """Put the budgets of the policy in force. In a cluster a node begins with an equal part of a new limit, and
         keeps its part of one that changes. What was saved or is owed stays: a policy gives no burst."""
-        nodes = 1 if self._records is None else self._capacity.members or NODES_ASSUMED
+        nodes = self._nodes()
         budgets = self._budgets()
         for url in self._rates.keys() - budgets.keys():
             self._rates.pop(url).limit(None, None)
@@ -169,6 +173,9 @@ class OriginBudgets:
                 )
             )
         self._paces.apply(self._rates)
+
+    def _nodes(self) -> int:
+        return 1 if self._records is None else self._capacity.members or NODES_ASSUMED
 
     def _budgets(self) -> dict[str, OriginBudget]:
         budgets = {}
@@ -246,7 +253,8 @@ class OriginBudgets:
                 part = self._parts.get(name)
                 if part is None or bucket is None:
                     continue
-                others = {node: known[name] for node, known in self._others.items() if name in known}
+                heard = {node: known[name] for node, known in self._others.items() if name in known}
+                others = with_silent(heard, part.limit, self._nodes())
                 is_alone = self._records is None  # nobody else needs what it leaves
                 demand = part.limit if is_alone else part.demand(asked, bucket.debt(now_s), now_s)
                 factor = self._overloads[url].factor(now_s)

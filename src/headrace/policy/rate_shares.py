@@ -4,7 +4,7 @@ Each node publishes what it needs and the rate that it takes, and computes its r
 lowers its rate at once. It raises it by its part of what nobody takes, publishes that, and uses it at its next exchange
 only, when the others know. So the nodes keep within the budget without a leader, as long as a record arrives within one
 exchange. While records can't be written, the others know the last one only: a node keeps to its rate, and to an equal
-part of what no record takes.
+part of what no record takes. A node without a record counts with an equal part.
 """
 
 from __future__ import annotations
@@ -36,6 +36,13 @@ class NodeRate(NamedTuple):
 def least_rate(limit: float, nodes: int) -> float:
     """Return the rate that every node may use without asking. It is above 0."""
     return LEAST_DEMAND_SHARE * limit / nodes
+
+
+def with_silent(records: Mapping[str, NodeRate], limit: float, nodes: int) -> dict[str, NodeRate]:
+    """Return the records of the other nodes, and one that takes an equal part for each node without a record: that node
+    begins with it. nodes: how many there are, this one included."""
+    equal = NodeRate(limit / nodes, limit / nodes)
+    return {**records, **{f"silent {number}": equal for number in range(nodes - 1 - len(records))}}
 
 
 def rate_of(node: str, limit: float, records: Mapping[str, NodeRate]) -> float:

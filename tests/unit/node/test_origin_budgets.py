@@ -166,6 +166,19 @@ async def test_while_the_records_are_away_the_nodes_use_the_limit_and_no_more(
     assert 0.9 * 20 * LIMIT <= sent(nodes) - before <= 1.02 * 20 * LIMIT
 
 
+async def test_records_that_go_away_before_the_first_exchange_leave_each_node_its_part(
+    nodes: list[BudgetNode],
+) -> None:
+    """No node has heard of another: each took the whole limit for itself."""
+    for node in nodes:
+        node.records.is_away = True
+        node.call(8)
+    await pass_time(5.0)
+    before = sent(nodes)
+    await pass_time(60.0)
+    assert 0.9 * 60 * LIMIT <= sent(nodes) - before <= 1.02 * 60 * LIMIT
+
+
 @pytest.mark.expected_warnings("the origin is overloaded")
 async def test_an_overloaded_origin_slows_all_nodes_at_once_and_they_recover(nodes: list[BudgetNode]) -> None:
     for node in nodes:
@@ -252,9 +265,11 @@ async def test_changes_of_the_policy_give_no_burst(
     assert 0.9 * 10 * LIMIT <= sent(nodes) - before <= 1.03 * 10 * LIMIT
 
 
-async def test_a_node_keeps_its_part_of_a_limit_that_changes(nodes: list[BudgetNode]) -> None:
+@pytest.mark.parametrize("phase_s", [0.0, 0.1, 0.2, 0.3, 0.4, 0.45])
+async def test_a_node_keeps_its_part_of_a_limit_that_changes(nodes: list[BudgetNode], phase_s: float) -> None:
+    """phase_s: an exchange may follow soon."""
     nodes[0].call(40)
-    await pass_time(5.0)
+    await pass_time(5.0 + phase_s)
     adopt(nodes, POLICY.replace(str(LIMIT), str(10 * LIMIT)))
     await pass_time(0.1)
     before = sent(nodes)
