@@ -24,16 +24,16 @@ class MountTableRow(NamedTuple):
 
 
 def mount_table(pid: int | None = None) -> list[MountTableRow]:
-    """Return the mounts that a process sees, in their order: the last one at a path is on top. None: this process.
-    Raises OSError."""
+    """Return the mounts that a process sees, in the order of their making. None: this process. Raises OSError."""
     with open(f"/proc/{pid or 'self'}/mountinfo", "rb") as file:
         return [_row(line) for line in file]
 
 
 def mounted_at(mountpoint: str) -> MountTableRow | None:
-    """Return the topmost mount at a path, or None."""
+    """Return the topmost mount at a path, or None. One that was moved beneath another one comes later in the table."""
     rows = [row for row in mount_table() if row.mountpoint == mountpoint]
-    return rows[-1] if rows else None
+    covered = {row.parent for row in rows if row.parent != row.id}  # the root of all mounts is on itself
+    return next((row for row in reversed(rows) if row.id not in covered), None)
 
 
 def mount_id(descriptor: int) -> int:

@@ -78,7 +78,7 @@ def is_exchanged(mountpoint: str) -> bool:
 
 
 def source_on_top(mountpoint: str) -> str:
-    """Return the device of the seal that is the last mount at a path; "" where the last mount is no seal."""
+    """Return the device of the seal that is the topmost mount at a path; "" where that mount is no seal."""
     row = mounted_at(mountpoint)
     return row.source if row is not None and _is_view(row) else ""
 
