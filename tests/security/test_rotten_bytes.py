@@ -155,7 +155,7 @@ def got(url: str) -> bytes:
 
 
 def test_a_node_that_is_started_again_under_a_session_compares_again(host: Host) -> None:
-    """The session lives on, and had the file open before. It reads as before until the next node is ready."""
+    """The session lives on, and had the file open before. It reads as before until it is connected to the next node."""
     running = host.up(host.truth, host.mount, "-o", "verify=open")
     host.ok("load", "/")
     host.assert_right()
@@ -164,4 +164,5 @@ def test_a_node_that_is_started_again_under_a_session_compares_again(host: Host)
     os.kill(before, signal.SIGKILL)
     host.wait_pid("node", other_than=before)
     wait_until(lambda: "the node is ready again" in running.said)
+    wait_until(lambda: host.read("large")["large"]["wrong"] == -1)
     host.assert_right("large", mode="read")

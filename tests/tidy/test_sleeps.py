@@ -18,6 +18,7 @@ EXCEPTIONS = {
     "model/dataplane/test_reads_model.py": "the latency of an origin, drawn by chance, beside real disks",
     "unit/jobs/test_seals_and_memory.py": "the mover of tiers and the task that seals, beside real disks",
     "unit/jobs/test_auto_seal.py": "the loop of the task that seals, beside real disks",
+    "unit/origin/test_late_page.py": "the threads of obstore receive a response that nobody awaits",
     "unit/prefetch/job_fixture.py": "the virtual seconds in which the fetcher and the cache's upkeep work",
     "unit/overlay/test_lock.py": "several threads try to be inside the lock at once",
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import obstore
 
@@ -47,6 +47,6 @@ class ObjectPages:
 
     def _free(self) -> None:
         if self._listing is not None:
-            page = asyncio.ensure_future(self._listing.__anext__())
+            page = cast("asyncio.Future[object]", self._listing.__anext__())
             self._listing = None
             page.cancel()

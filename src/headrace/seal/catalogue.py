@@ -4,6 +4,7 @@
     NAME@VERSION/list         the content list (`seal/snapshot.py`), compressed by gzip
     NAME@VERSION/ids          for each file of the list, in its order, the id of its cache file: 8 bytes, little-endian
     NAME@VERSION/image        the image; it may be absent (`seal/stored_image.py`)
+    NAME@VERSION/verified     VerifiedImage: that the image has its digest (`seal/verified.py`); it may be absent
     NAME@VERSION/cover        an empty directory of mode 0700: the top of a view that other users must not enter
     NAME@VERSION/places.json  list of Place: where the seal is to be mounted
     .shared/                  content lists that programs read, unpacked (`seal/shared_lists.py`)
@@ -46,6 +47,7 @@ from headrace.seal.mount import is_in_use
 from headrace.seal.replaced_file import locked, remove_unfinished, replace_file, sync
 from headrace.seal.snapshot import SnapshotEntry, read_snapshot
 from headrace.seal.unpacked_list import write_unpacked
+from headrace.seal.verified import mark_verified
 
 Kind = TypeVar("Kind")
 
@@ -255,6 +257,7 @@ class Catalogue:
         for name in os.listdir(draft.folder):
             sync(os.path.join(draft.folder, name))
         sync(draft.folder)
+        _mark_image(draft.folder, record)
         failpoint.hit("seal.draft")
         try:
             os.rename(draft.folder, os.path.join(self.folder, str(draft.seal)))
@@ -272,6 +275,7 @@ class Catalogue:
         before = self.record(seal)
         for name in _OF_GENERATION:
             sync(self.path(seal, record.file_name(name)))
+        _mark_image(self.path(seal, ""), record)
         failpoint.hit("seal.generation")
         replace_file(self.path(seal, "seal.json"), msgspec.json.encode(record))
         failpoint.hit("seal.renewed")
@@ -361,6 +365,12 @@ def unpack_list(catalogue: Catalogue, record: SealRecord, out: BinaryIO) -> None
             write_unpacked(cast("BinaryIO", file), record.id, out)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise InvalidImageError(f"seal {record.seal}", why=f"list: {error}", hint="seal again") from error
+
+
+def _mark_image(folder: str, record: SealRecord) -> None:
+    mark_verified(
+        os.path.join(folder, record.file_name("image")), record.image, os.path.join(folder, "verified")
+    )
 
 
 def _remove_other_generations(catalogue: Catalogue, record: SealRecord) -> None:

@@ -16,6 +16,7 @@ from headrace.base.errors import InvalidImageError, MountError
 from headrace.base.mount_api import Option, attach, detached_mount
 from headrace.base.trusted_owner import is_trusted
 from headrace.seal.digest import verify_image
+from headrace.seal.verified import verify_once
 
 _WHY = {
     errno.ENOTBLK: "no EROFS image can be mounted from a file of this file system (Linux 6.12 can, but not on tmpfs)",
@@ -25,12 +26,16 @@ _WHY = {
 }
 
 
-def open_image(descriptor: int, digest: str) -> int:
+def open_image(descriptor: int, digest: str, mark: str | None = None) -> int:
     """Return a descriptor of the root of an image, which is mounted nowhere. The image must be a file of root or of
-    this process's user that nobody else may write, be open for reading only, and have the digest. Blocks while it reads
-    the whole image. Raises InvalidImageError or MountError."""
+    this process's user that nobody else may write, be open for reading only, and have the digest. mark: the path of the
+    file that remembers a verification. Blocks while it reads the whole image, unless that was verified. Raises
+    InvalidImageError or MountError."""
     _check_file(descriptor)
-    verify_image(descriptor, digest)
+    if mark is None:
+        verify_image(descriptor, digest)
+    else:
+        verify_once(descriptor, digest, mark)
     return _detached("an image", "erofs", [("source", f"/proc/self/fd/{descriptor}")])
 
 

@@ -37,7 +37,7 @@ def mount_seal(
     layer: LazyLayer | None = None,
 ) -> None:
     """Mount a seal; it takes the place of another seal, or of an earlier view of this one. volumes: of the node. layer:
-    of a lazy seal. It reads the whole image, or writes it again. Open files of what it covers or replaces go on, and no
+    of a lazy seal. It may read the whole image, or write it again. Open files of what it covers or replaces go on. No
     open sees what is under both. Seals inside it stay on top of it. Only one process may mount at a place at a time.
     Raises InvalidImageError or MountError."""
     on_top = source_on_top(place.mountpoint)
@@ -57,7 +57,8 @@ def mount_seal(
         target = stack.enter_context(_opened_place(place))
         source = stack.enter_context(closing_descriptor(open_stored_image(catalogue, record)))
         cover = None if place.shared else stack.enter_context(_opened(catalogue.path(seal, "cover")))
-        image = stack.enter_context(closing_descriptor(open_image(source, record.image)))
+        mark = catalogue.path(seal, "verified")
+        image = stack.enter_context(closing_descriptor(open_image(source, record.image, mark)))
         data = folders if layer is None else [*folders, layer.root]
         view = stack.enter_context(closing_descriptor(open_view(image, data, source=label, cover=cover)))
         inner = stack.enter_context(inner_mounts(place.mountpoint))

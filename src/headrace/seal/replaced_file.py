@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from headrace.base import failpoint
 from headrace.base.private_folder import private
 
-_NEW = ".new"
+UNFINISHED = ".new"
+"""Ends the name of a file until its rename."""
 
 
 @contextmanager
@@ -31,12 +32,12 @@ def locked(folder: str, *, wait: bool = True) -> Iterator[bool]:
 
 def replace_file(path: str, content: bytes) -> None:
     """Replace a file durably. Hold the lock of its directory if several processes write it."""
-    with open(f"{path}{_NEW}", "wb", opener=private) as out:
+    with open(f"{path}{UNFINISHED}", "wb", opener=private) as out:
         out.write(content + b"\n")
         out.flush()
         os.fsync(out.fileno())
     failpoint.hit("seal.replacing")
-    os.rename(f"{path}{_NEW}", path)
+    os.rename(f"{path}{UNFINISHED}", path)
     sync(os.path.dirname(path))
 
 
@@ -44,7 +45,7 @@ def remove_unfinished(folder: str) -> None:
     """Remove the files that a kill left before their rename. A file that another process writes now stays."""
     with suppress(FileNotFoundError), locked(folder, wait=False) as is_locked:
         for name in os.listdir(folder) if is_locked else ():
-            if name.endswith(_NEW):
+            if name.endswith(UNFINISHED):
                 os.unlink(os.path.join(folder, name))
 
 

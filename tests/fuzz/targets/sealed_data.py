@@ -16,6 +16,7 @@ from headrace.seal.catalogue import Place, SealId, SealRecord
 from headrace.seal.shared import LIST_BYTES_MAX, SharedRecord, decode_record, list_key, read_packed
 from headrace.seal.snapshot import MAGIC, SnapshotEntry, read_snapshot
 from headrace.seal.unpacked_list import write_unpacked
+from headrace.seal.verified import VerifiedImage
 from headrace.vfs.sealed_list import SealedList
 from tests.fuzz.fuzzer import Fuzzer
 from tests.unit.seal.snapshots import TREE, written
@@ -38,7 +39,7 @@ def _read_record(data: bytes) -> None:
         assert str(SealId.parse(text)) == text
     except UsageError:
         pass
-    for kind in (SealRecord, list[Place]):
+    for kind in (SealRecord, list[Place], VerifiedImage):
         try:
             decode_json(data, kind)
         except msgspec.DecodeError:
@@ -81,6 +82,7 @@ def _lists() -> list[bytes]:
 
 
 _RECORD = msgspec.json.encode(SealRecord("a", 1, "/a", "0" * 64, "1" * 64, 3, 5, 1.5, 2))
+_MARK = msgspec.json.encode(VerifiedImage("a-boot", "1" * 64, 1, 2, 3, 4, 5))
 _PLACES = msgspec.json.encode([Place("/mnt/a", in_place=True), Place("/b", shared=True)])
 
 _TREE, _TREE_ID = written(TREE)
@@ -105,10 +107,10 @@ FUZZERS = [
     ),
     Fuzzer(
         "seal-records",
-        "names, records and places of seals (seal/catalogue.py)",
+        "names, records, places and marks of seals (seal/catalogue.py, seal/verified.py)",
         _read_record,
         (),
-        [_RECORD, _PLACES, b"imagenet@3", b"a@1000000000"],
+        [_RECORD, _PLACES, _MARK, b"imagenet@3", b"a@1000000000"],
         words=[b"@", b"..", b"/", b"null", b"1e999", b"[" * 20],
     ),
     Fuzzer(

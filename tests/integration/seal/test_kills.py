@@ -120,7 +120,7 @@ class Work:
 
 def owned_of(record: SealRecord) -> set[str]:
     """Return the names of the files of a seal."""
-    return {"seal.json", "places.json", "cover", *map(record.file_name, ("list", "ids", "image"))}
+    return {"seal.json", "places.json", "verified", "cover", *map(record.file_name, ("list", "ids", "image"))}
 
 
 def has_earlier_image(host: Host) -> bool:

@@ -87,7 +87,7 @@ async def test_a_completed_seal_is_that_which_is_made_as_a_whole(node: SealingFi
     assert (record.id, record.image, record.missing) == (whole.id, whole.image, 0)
     assert node.catalogue.ids(record) == node.catalogue.ids(whole)
     assert sorted(os.listdir(node.catalogue.path(SEAL, ""))) == [
-        *("cover", "ids.1", "image.1", "list.1", "seal.json")
+        *("cover", "ids.1", "image.1", "list.1", "seal.json", "verified")
     ]
     assert (await node.run("verify-seal")).files_done == 5
     assert (await node.run("complete-seal")).failed_files == 0

@@ -176,7 +176,13 @@ async def test_an_image_is_not_written_of_other_ids(node: SealingFixture) -> Non
         node.put("ids", wrong)
         with pytest.raises(InvalidImageError):
             open_stored_image(node.catalogue, record)
-    assert sorted(os.listdir(node.catalogue.path(SEAL, ""))) == ["cover", "ids", "list", "seal.json"]
+    assert sorted(os.listdir(node.catalogue.path(SEAL, ""))) == [
+        "cover",
+        "ids",
+        "list",
+        "seal.json",
+        "verified",
+    ]
 
 
 async def test_a_version_that_is_to_be_mounted_keeps_its_image(node: SealingFixture) -> None:

@@ -86,7 +86,7 @@ def test_what_a_kill_left_of_a_renewal_is_removed(catalogue: Catalogue) -> None:
         Path(catalogue.path(record.seal, "seal.json")).write_bytes(msgspec.json.encode(record))
         catalogue.remove_drafts()
         kept = {record.file_name(name) for name in names}
-        assert set(os.listdir(catalogue.path(record.seal, ""))) == kept | {"seal.json", "cover"}
+        assert set(os.listdir(catalogue.path(record.seal, ""))) == kept | {"seal.json", "cover", "verified"}
         assert catalogue.ids(record) == IDS and list(catalogue.entries(record)) == TREE
 
 
