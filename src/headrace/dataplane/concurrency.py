@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
+from headrace.base.clock import monotonic_s
 from headrace.base.errors import OriginUnavailableError
 from headrace.base.priority import Priority
 from headrace.dataplane.intent import Promotion
@@ -16,6 +18,8 @@ START = 8
 """First limit, and the least one that queueing leaves."""
 LATENCY_TOLERANCE = 3.0
 """Multiple of the best time for reads of that size. A slower read shows that more reads would only queue."""
+LATE_TOLERANCE = 6.0
+"""Multiple of the best time after which a read that a reader waits for is late. Reads that queue stay below it."""
 SLOW_IN_A_ROW = 3
 """Slow answers in a row that end the doubling. A queue slows all answers, a hiccup of the origin a few."""
 PROBE_AFTER = 5000
@@ -49,6 +53,15 @@ class Window:
         self._is_overloaded = False
         self._slow = 0
         self._reads = 0
+
+    @property
+    def is_growing(self) -> bool:
+        """Return whether the limit still doubles, to find out what the link bears."""
+        return self._doubling and int(self.limit) < self.maximum
+
+    def late_s(self, bytes_read: int) -> float:
+        """Return the seconds after which a read of that size is late. Before the first answer none is."""
+        return LATE_TOLERANCE * self._best_s.get(bytes_read.bit_length(), float("inf"))
 
     def record(self, *, bytes_read: int, seconds: float, in_flight: int | None = None) -> None:
         """Record a read that succeeded. in_flight: the reads at its end; None: as many as the limit permits."""
@@ -88,16 +101,35 @@ class Window:
         self.limit = max(1.0, self.limit / 2)
 
 
+class _Read(NamedTuple):
+    """A read in flight. promotion: of a background read; None: a reader has waited for it from its begin."""
+
+    began_s: float
+    size_bytes: int
+    promotion: Promotion | None
+
+    @property
+    def is_waited_for(self) -> bool:
+        return self.promotion is None or self.promotion.is_promoted
+
+
 class Gate:
     """Admit range reads: `async with gate.enter(size):` around each. Reads with a waiting reader precede background
     reads, which go by their priority. Tenants share each queue by their weights. bytes_max: limits the bytes in
-    flight, too; a single read of any size is admitted."""
+    flight, too; a single read of any size is admitted.
+
+    While the window finds out what the link bears, reads on young connections may starve beside those on connections
+    that were fast. So no background read begins meanwhile beside a late read that a reader waits for, unless few are in
+    flight.
+    """
 
     def __init__(self, window: Window, *, bytes_max: int) -> None:
         self.window = window
         self.in_flight = 0
         self.bytes_in_flight = 0
         self._bytes_max = bytes_max
+        self._reads: dict[object, _Read] = {}  # by their begin
+        self._spares_late = True
         self._demand = FairReadQueue()
         self._background = {priority: FairReadQueue() for priority in Priority}
 
@@ -124,12 +156,17 @@ class Gate:
             await self._acquire_promoted(size_bytes, read_class, promotion or Promotion())
         else:
             await self._acquire(size_bytes, self._demand, read_class, self._new_turn())
+        key = object()
+        self._reads[key] = _Read(
+            monotonic_s(), size_bytes, (promotion or Promotion()) if background else None
+        )
         try:
             yield
         except OriginUnavailableError:
             self.window.record_overload()
             raise
         finally:
+            del self._reads[key]
             self._leave(size_bytes)
 
     async def _acquire_promoted(self, size_bytes: int, read_class: ReadClass, promotion: Promotion) -> None:
@@ -169,12 +206,26 @@ class Gate:
 
     def _admit(self) -> None:
         while self.in_flight < int(self.window.limit) and (queue := self._next_queue()) is not None:
+            if queue is not self._demand and self.in_flight >= START and self._is_late_read():
+                return
             size_bytes = queue.next_size_bytes()
             if self.in_flight and self.bytes_in_flight + size_bytes > self._bytes_max:
                 return
             self.in_flight += 1
             self.bytes_in_flight += size_bytes
             queue.admit_next()
+
+    def _is_late_read(self) -> bool:
+        """Return whether background reads wait for a late read now. After the window has grown they do so until there
+        is no late one."""
+        if not self._spares_late and not self.window.is_growing:
+            return False
+        now_s = monotonic_s()
+        self._spares_late = any(
+            read.is_waited_for and now_s - read.began_s > self.window.late_s(read.size_bytes)
+            for read in self._reads.values()
+        )
+        return self._spares_late
 
     def _next_queue(self) -> FairReadQueue | None:
         """Return the queue whose next read comes first; None if none waits."""

@@ -9,8 +9,9 @@ import itertools
 import pytest
 
 from headrace.base.errors import OriginUnavailableError
-from headrace.dataplane.concurrency import Gate, Window
+from headrace.dataplane.concurrency import START, Gate, Window
 from headrace.dataplane.intent import Promotion
+from headrace.testing.virtual_loop import pass_time
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -196,6 +197,85 @@ async def test_a_cancelled_waiter_gives_its_place_on() -> None:
     async with gate.enter(1, background=True):
         pass
     assert gate.in_flight == 0
+
+
+class LateReads:
+    """A gate whose reads end when they are told to. A read of its size takes 0.1 s at best."""
+
+    def __init__(self, *, limit: int, maximum: int) -> None:
+        self.gate = Gate(Window(maximum=maximum, start=limit), bytes_max=1 << 30)
+        self.gate.window._best_s[SIZE.bit_length()] = 0.1
+        self.ends: list[asyncio.Event] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def begin(self, *, background: bool, promotion: Promotion | None = None) -> asyncio.Event:
+        end = asyncio.Event()
+        self._tasks.append(asyncio.ensure_future(self._read(end, background, promotion)))
+        self.ends.append(end)
+        return end
+
+    async def _read(self, end: asyncio.Event, background: bool, promotion: Promotion | None) -> None:
+        async with self.gate.enter(SIZE, background=background, promotion=promotion):
+            await end.wait()
+
+    async def close(self) -> None:
+        for end in self.ends:
+            end.set()
+        await asyncio.gather(*self._tasks)
+        assert self.gate.in_flight == 0 and not self.gate._reads
+
+
+SIZE = 1000
+
+
+@pytest.mark.parametrize("promoted", [False, True])
+async def test_while_the_window_grows_background_reads_wait_for_a_late_read(promoted: bool) -> None:
+    """It has started before a reader waited for it, or since."""
+    reads = LateReads(limit=16, maximum=64)
+    promotion = Promotion()
+    late = reads.begin(background=promoted, promotion=promotion if promoted else None)
+    others = [reads.begin(background=True) for _ in range(15)]
+    for _ in range(20):
+        reads.begin(background=True)
+    await pass_time(0.5)
+    promotion.promote()
+    others.pop().set()
+    await pass_time(0.2)
+    assert reads.gate.in_flight == 16, "it is not late yet"
+    for end in others[:12]:
+        end.set()
+        await pass_time(0.01)
+    assert reads.gate.in_flight == START, "some are in flight nevertheless"
+    reads.begin(background=False)
+    await pass_time(0.01)
+    assert reads.gate.in_flight == START + 1, "a reader waits for it"
+    late.set()
+    await pass_time(0.01)
+    assert reads.gate.in_flight == 16
+    await reads.close()
+
+
+async def test_once_the_window_has_grown_and_no_read_is_late_later_ones_keep_nobody() -> None:
+    """An origin that answers some reads late would slow all others."""
+    reads = LateReads(limit=16, maximum=64)
+    late = reads.begin(background=False)
+    others = [reads.begin(background=True) for _ in range(35)]
+    await pass_time(0.7)
+    for has_grown in (False, True):
+        reads.gate.window._doubling = not has_grown
+        others.pop(0).set()
+        await pass_time(0.01)
+        assert reads.gate.in_flight == 15 - has_grown
+    late.set()
+    await pass_time(0.01)
+    assert reads.gate.in_flight == 16
+    reads.begin(background=False)
+    others.pop(0).set()
+    await pass_time(0.7)
+    others.pop(0).set()
+    await pass_time(0.01)
+    assert reads.gate.in_flight == 16, "the other one is late now"
+    await reads.close()
 
 
 async def test_an_overloaded_origin_lowers_the_limit() -> None:
