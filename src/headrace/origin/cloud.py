@@ -21,6 +21,9 @@ CONNECT_TIMEOUT_S = 5.0
 PUT_TIMEOUT_S = 600.0
 """Seconds after which one request of a put fails: 64 MiB at 110 KiB/s. A shorter deadline of the put takes
 precedence."""
+AS_STORED = {"accept-encoding": "gzip"}
+"""Headers that keep GCS from decompressing an object with Content-Encoding: gzip. It would send other bytes than it
+lists, without a size, an ETag, or a range. Sent for objects only: a listing could come compressed."""
 _KEY = ("access_key_id", "secret_access_key", "session_token")
 _NO_RETRY: RetryConfig = {"max_retries": 0}
 _PARTS_RETRY: RetryConfig = {
@@ -52,16 +55,19 @@ def _clients(
     url: str,
     *,
     conditional: bool = False,
+    object_headers: dict[str, str] | None = None,
 ) -> Stores:
+    """Build the clients. object_headers: sent with requests for objects, and with no listing."""
     from obstore.exceptions import BaseError
 
     def with_headers(headers: dict[str, str], *, retries: bool) -> ObjectStore:
         return make(_PARTS_RETRY if retries else _NO_RETRY, {**patient, "default_headers": headers})
 
+    of_objects: ClientConfig = {**client, "default_headers": object_headers} if object_headers else client
     patient: ClientConfig = {**client, "timeout": timedelta(seconds=max(timeout_s, PUT_TIMEOUT_S))}
     try:
         return Stores(
-            make(_NO_RETRY, client),
+            make(_NO_RETRY, of_objects),
             make(_LISTING_RETRY, client),
             make(_NO_RETRY, patient),
             make(_PARTS_RETRY, patient),
@@ -169,6 +175,7 @@ def gcs_stores(url: str, bucket: str, options: OriginOptions) -> Stores:
         client,
         options.timeout_s,
         url,
+        object_headers=AS_STORED,
     )
 
 

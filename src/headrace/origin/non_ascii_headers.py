@@ -28,6 +28,7 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import Arrived, Version
+from headrace.origin.cloud import AS_STORED
 from headrace.origin.metadata import HEADERS, extras_of
 from headrace.origin.object_calls import can_match, translated, within
 
@@ -50,6 +51,8 @@ async def read_non_ascii(
         with translated(target):
             url = await obstore.sign_async(store, "GET", path, SIGNED_FOR)
         headers = {"Range": f"bytes={start}-{end - 1}"}
+        if isinstance(store, GCSStore):
+            headers |= AS_STORED
         if can_match(version.token):
             headers["If-Match"] = version.token
         request = urllib.request.Request(url, headers=headers)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Protocol
+
+import obstore
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import DeadlineExceededError, HeadraceError, OriginUnavailableError
@@ -15,11 +18,12 @@ from headrace.base.model import Version
 from headrace.origin.obstore_errors import FOREIGN, translate
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta
+    from obstore import GetResult, ObjectMeta
     from obstore.store import ObjectStore
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND = timedelta(seconds=1)
+_NO_LENGTH = re.compile(r"Content-Length Header missing")
 
 
 class WithHeaders(Protocol):
@@ -30,7 +34,7 @@ class WithHeaders(Protocol):
 class Stores:
     """Holds the clients of one store.
 
-    - `objects`: without retries.
+    - `objects`: without retries, for objects alone.
     - `listings`: with a few retries.
     - `puts`: without retries, with time for a large body.
     - `parts`: the same with retries, because a multipart upload can't be resumed from outside.
@@ -43,6 +47,19 @@ class Stores:
     puts: ObjectStore
     parts: ObjectStore
     conditional: WithHeaders | None = None
+
+
+async def head_object(store: ObjectStore, path: str) -> GetResult:
+    """Return the answer to a HEAD, as obstore's `get`. Some name no size of the object: GCS sends large ones with
+    Content-Encoding: gzip without a length. A range of one byte is answered with it. Raise the errors of obstore."""
+    try:
+        return await obstore.get_async(store, path, options={"head": True})
+    except FOREIGN as error:
+        if not _NO_LENGTH.search(str(error)):
+            raise
+    result = await obstore.get_async(store, path, options={"range": (0, 1)})
+    await result.bytes_async()  # which leaves the connection to the next request
+    return result
 
 
 def version_of(meta: ObjectMeta) -> Version:

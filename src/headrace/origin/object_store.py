@@ -27,7 +27,15 @@ from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.base.tasks import all_of
 from headrace.origin.metadata import extras_of, from_metadata
 from headrace.origin.non_ascii_headers import read_non_ascii
-from headrace.origin.object_calls import Stores, can_match, stored_version, translated, version_of, within
+from headrace.origin.object_calls import (
+    Stores,
+    can_match,
+    head_object,
+    stored_version,
+    translated,
+    version_of,
+    within,
+)
 from headrace.origin.object_pages import ObjectPages
 from headrace.origin.object_write import ObjectWriter
 from headrace.origin.obstore_errors import NOT_ASCII, translate_listing
@@ -88,9 +96,7 @@ class ObjectStoreOrigin:
         async with within(deadline, target):
             try:
                 with translated(target):
-                    result = await obstore.get_async(
-                        self._stores.objects, self._full(key), options={"head": True}
-                    )
+                    result = await head_object(self._stores.objects, self._full(key))
             except PathNotFoundError:
                 await self._check_bucket(target)
                 raise
@@ -280,7 +286,7 @@ class ObjectStoreOrigin:
         if self._bucket_exists:
             return
         with translated(target, translate_listing):
-            async for _ in ObjectPages(self._stores.objects, prefix=".headrace-none", chunk_size=1):
+            async for _ in ObjectPages(self._stores.puts, prefix=".headrace-none", chunk_size=1):
                 break
         self._bucket_exists = True
 

@@ -24,7 +24,15 @@ from headrace.base.errors import (
 from headrace.base.model import Attributes, ObjectInfo, Version
 from headrace.origin.conditional_put import ConditionalPuts
 from headrace.origin.metadata import tags_of, to_metadata
-from headrace.origin.object_calls import Stores, can_match, stored_version, translated, version_of, within
+from headrace.origin.object_calls import (
+    Stores,
+    can_match,
+    head_object,
+    stored_version,
+    translated,
+    version_of,
+    within,
+)
 from headrace.origin.object_pages import ObjectPages
 from headrace.origin.obstore_errors import translate_put
 from headrace.origin.origin import (
@@ -153,7 +161,7 @@ class ObjectWriter:
     async def _meta_of(self, key: str, target: str) -> ObjectMeta | None:
         try:
             with translated(target):
-                return await obstore.head_async(self._stores.objects, self._full(key))
+                return (await head_object(self._stores.objects, self._full(key))).meta
         except PathNotFoundError:
             return None
 
