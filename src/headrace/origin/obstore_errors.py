@@ -34,7 +34,7 @@ _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|specified bucket does n
 _CORRUPT_BODY = re.compile(r"<Code>(BadDigest|XAmzContentSHA256Mismatch|XAmzContentChecksumMismatch)</Code>")
 _BROKEN = re.compile(
     r"HTTP error|error sending request|error decoding|timed? ?out|connection|incomplete|unexpected end|broken pipe"
-    r"|invalid list response|ETag header missing",
+    r"|invalid (list|multipart) response|(ETag|Last-Modified) header missing",
     re.IGNORECASE,
 )
 _TRANSIENT_CODE = re.compile(
