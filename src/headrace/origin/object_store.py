@@ -25,6 +25,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.base.tasks import all_of
+from headrace.origin.listing_checks import FULL_PAGE, ListingChecks, ReceivedKeys
 from headrace.origin.metadata import extras_of, from_metadata
 from headrace.origin.non_ascii_headers import read_non_ascii
 from headrace.origin.object_calls import (
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PAGE = 1000
+PAGE = FULL_PAGE
 WASTE_MAX = 200
 """Keys below subdirectories that a listing may read beyond the number of listed names."""
 EMPTY_MAX = 16
@@ -85,6 +86,7 @@ class ObjectStoreOrigin:
         self._prefix = prefix
         self._bucket_exists = False
         self._retry_after = RetryAfter(stores.objects)
+        self._checks = ListingChecks(url, stores, self._full, can_continue=url.startswith(("s3:", "gs:")))
         self._writer = ObjectWriter(
             url, stores, self._full, self.head, sizes=sizes, by_generation=url.startswith("gs:")
         )
@@ -142,18 +144,26 @@ class ObjectStoreOrigin:
         directory are dropped, and only reveal its subdirectories. If they outnumber the listed names, the rest comes
         in one delimited listing, which obstore holds in memory: some 850 bytes for each child. Measured with a
         million files: 15 MiB walked (also with a directory and an empty file among them), 850 MiB delimited.
+
+        Raise OriginError if the store can't list all names, and OriginUnavailableError if no store made the listing.
         """
         target = self._where(key)
-        walk, is_complete = _Walk(), False
+        walk, received, is_complete = _Walk(), ReceivedKeys(), False
         try:
             async with contextlib.aclosing(self._stream(key, target, deadline)) as pages:
+                gave_up = False
                 async for metas in pages:
-                    page = await self._page(key, metas, walk, deadline)
-                    if page is None:
+                    self._checks.receive(received, metas)
+                    page = None if gave_up else await self._page(key, metas, walk, deadline)
+                    if page is not None:
+                        yield page
+                        continue
+                    gave_up = True
+                    if not self._checks.needs_second_page:
                         break
-                    yield page
                 else:
-                    is_complete = True
+                    await self._checks.check_end(key, received, deadline)
+                    is_complete = not gave_up
         except NotSupportedError:
             pass  # obstore refuses some name, perhaps far below: the delimited listing may succeed
         if not is_complete:
