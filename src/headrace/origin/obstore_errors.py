@@ -108,6 +108,13 @@ def _by_status(text: str, target: str, why: str) -> HeadraceError:
     return OriginError(target, why=why)
 
 
+def is_unauthenticated(error: HeadraceError) -> bool:
+    """Return whether the answer asked for other credentials, and thus is no verdict about one object."""
+    return isinstance(error, OriginDeniedError) and (
+        error.why == NO_CREDENTIALS or error.why.startswith("401")
+    )
+
+
 def translate_put(error: BaseException, target: str) -> HeadraceError:
     """Return the error of a put: a failed precondition is a conflict, and a 404 means the bucket."""
     if _TRANSIENT_CODE.search(

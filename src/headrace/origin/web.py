@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import urllib.parse
 from collections.abc import AsyncIterator
 from html.parser import HTMLParser
@@ -12,12 +13,19 @@ from html.parser import HTMLParser
 import obstore
 
 from headrace.base.deadline import Deadline
-from headrace.base.errors import BucketNotFoundError, NotSupportedError, PathNotFoundError
+from headrace.base.errors import (
+    BucketNotFoundError,
+    HeadraceError,
+    NotSupportedError,
+    OriginUnavailableError,
+    PathNotFoundError,
+)
 from headrace.base.model import Arrived, ObjectInfo, Version
 from headrace.base.tasks import all_of
 from headrace.origin.object_calls import Stores, translated, version_of, within
 from headrace.origin.object_store import ObjectStoreOrigin
-from headrace.origin.origin import ListPage
+from headrace.origin.obstore_errors import is_unauthenticated
+from headrace.origin.origin import HIDDEN, ListPage
 from headrace.origin.read_only import ReadOnlyCalls
 
 log = logging.getLogger(__name__)
@@ -131,16 +139,35 @@ class WebOrigin(ReadOnlyCalls, ObjectStoreOrigin):
         return super()._full(key)
 
     async def _index(self, key: str, deadline: Deadline) -> list[str]:
+        """Return the names of a directory's index page. The page of a captive portal answers for every name: raise
+        OriginUnavailableError if a name that can't exist has the same page."""
+        target = self._where(key)
+        names = await self._page_names(key, key, deadline)
+        if names is None:
+            raise NotSupportedError(target, why="the server shows no index of this directory")
+        missing = f"{HIDDEN}{secrets.token_hex(8)}"
+        try:
+            others = await self._page_names(f"{key}/{missing}" if key else missing, key, deadline)
+        except HeadraceError as error:
+            if error.retryable:
+                raise
+            return names
+        if others == names:
+            raise OriginUnavailableError(target, why="the server answers with the same page for every name")
+        return names
+
+    async def _page_names(self, key: str, directory: str, deadline: Deadline) -> list[str] | None:
+        """Return the children of a directory to which the page of a key links; None if its answer is no page."""
         target = self._where(key)
         async with within(deadline, target):
             with translated(target):
                 result = await obstore.get_async(self._stores.listings, self._full(key))
             kind = str(result.attributes.get("Content-Type", ""))
             if not kind.startswith("text/html") or result.meta["size"] > INDEX_BYTES_MAX:
-                raise NotSupportedError(target, why="the server shows no index of this directory")
+                return None
             with translated(target):
                 page = bytes(memoryview(await result.bytes_async()))
-        path = f"/{self._full(key)}/" if self._full(key) else "/"
+        path = f"/{self._full(directory)}/" if self._full(directory) else "/"
         try:
             return index_names(page.decode("utf-8", errors="surrogateescape"), path)
         except ValueError as error:
@@ -158,7 +185,10 @@ class WebOrigin(ReadOnlyCalls, ObjectStoreOrigin):
             return None
 
     async def _infos(self, keys: list[str], deadline: Deadline) -> list[ObjectInfo]:
+        """Query files. Those that are missing, and single ones that the server refuses, are left out with a warning.
+        Raise the error of a refusal if no file answers: the credentials may be wrong, or HEAD not allowed."""
         slots = asyncio.Semaphore(HEADS_AT_A_TIME)
+        refused: list[HeadraceError] = []
 
         async def head_or_none(key: str) -> ObjectInfo | None:
             async with slots:
@@ -166,7 +196,19 @@ class WebOrigin(ReadOnlyCalls, ObjectStoreOrigin):
                     return await self.head(key, deadline=deadline)
                 except PathNotFoundError:
                     log.warning("index links to a missing file url=%s", ascii(self._where(key)))
-                    return None
+                except HeadraceError as error:
+                    if error.retryable or is_unauthenticated(error):
+                        raise
+                    refused.append(error)
+                    log.warning(
+                        "index links to a file that the server refuses url=%s why=%s",
+                        ascii(self._where(key)),
+                        error.why,
+                    )
+                return None
 
         heads = await all_of([head_or_none(key) for key in keys])
-        return [info for info in heads if info is not None]
+        infos = [info for info in heads if info is not None]
+        if refused and not infos:
+            raise refused[0]
+        return infos
