@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HANDLED_WITHIN_S = 20.0
-"""Most seconds that a message of a queue waits for its listings. The visibility timeout of a queue is 30 s or more."""
+HANDLED_WITHIN_S = 3600.0
+"""Most seconds that a message of a queue waits for its listings, and for the rests before them. A directory of millions
+is listed for minutes, and rests for four times as long. A message that was given up would cause one more listing."""
 SEND_LIMIT_S = 5.0
 RETRY_S = 1.0
 CHANGES_AT_ONCE = 256

@@ -151,7 +151,7 @@ def decode_messages(answer: bytes, name: str) -> list[QueuedMessage]:
         id, receipt = element.findtext("MessageId", ""), element.findtext("PopReceipt", "")
         if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", id) or not _RECEIPT.fullmatch(receipt):
             raise OriginError(name, why="a message has no valid id or receipt")
-        messages.append(QueuedMessage(f"{id} {receipt}", _content(element.findtext("MessageText", ""))))
+        messages.append(QueuedMessage(f"{id} {receipt}", _content(element.findtext("MessageText", "")), id))
     return messages
 
 

@@ -20,7 +20,7 @@ from headrace.events.changes import EventFormatError, ReportedChanges
 from headrace.events.decode import decode_attributes
 from headrace.origin.options import OriginOptions
 from headrace.receivers.http import EXTRA, QueueHttp
-from headrace.receivers.source import QueuedMessage
+from headrace.receivers.source import QueuedMessage, message_id
 
 SERVICE = "https://pubsub.googleapis.com"
 SCOPE = "https://www.googleapis.com/auth/pubsub"
@@ -35,6 +35,7 @@ _EMULATOR = re.compile(r"[A-Za-z0-9.\-]+(:[0-9]{1,5})?")
 class PubsubMessage(msgspec.Struct, frozen=True):
     attributes: dict[str, str] = {}
     published_at: str = msgspec.field(name="publishTime", default="")
+    id: str = msgspec.field(name="messageId", default="")
 
 
 class ReceivedMessage(msgspec.Struct, frozen=True):
@@ -79,7 +80,10 @@ class PubsubSubscription:
             messages = decode_json(answer, PubsubMessages).messages[:MESSAGES_A_REQUEST]
         except msgspec.DecodeError:
             raise OriginError(self._http.name, why="the answer is none of Pub/Sub") from None
-        return [QueuedMessage(received.receipt, _content(received.content)) for received in messages]
+        return [
+            QueuedMessage(received.receipt, _content(received.content), message_id(received.content.id))
+            for received in messages
+        ]
 
     async def delete(self, messages: Sequence[QueuedMessage]) -> None:
         request = {"ackIds": [message.receipt for message in messages]}

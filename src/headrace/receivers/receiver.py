@@ -14,6 +14,7 @@ from headrace.base.errors import HeadraceError
 from headrace.base.tasks import OwnedTasks
 from headrace.base.token_bucket import TokenBucket, wait_for_turn
 from headrace.events.changes import EventFormatError, OriginChange, ReportedChanges
+from headrace.receivers.deliveries import Deliveries
 from headrace.receivers.source import EventQueue, QueuedMessage
 
 log = logging.getLogger(__name__)
@@ -28,8 +29,9 @@ class HandleChanges(Protocol):
         ...
 
 
-BATCHES_MAX = 8
-"""Most batches of messages that are handled at a time."""
+BATCHES_MAX = 32
+"""Most batches of messages that are handled at a time. Some wait for minutes: a large directory is listed for as long,
+and rests afterwards."""
 RECEIVES_S = 200.0
 """Most receptions a second, of a service that always has something."""
 BACKOFF_S, BACKOFF_S_MAX = 1.0, 60.0
@@ -53,6 +55,7 @@ class QueueReceiver:
         self._gate = asyncio.Semaphore(BATCHES_MAX)
         self._rate = TokenBucket(RECEIVES_S, monotonic_s(), burst_s=1.0)
         self._tasks = OwnedTasks()
+        self._deliveries = Deliveries()
         self._error = ""
         self._retry_at_s: float | None = None
         self._errors = self._messages = self._changes = self._refused = 0
@@ -115,14 +118,16 @@ class QueueReceiver:
 
     async def _handle_batch(self, queue: EventQueue, messages: Sequence[QueuedMessage]) -> None:
         """Handle messages and delete them. One that is no event is not deleted: the queue may belong to others."""
+        fresh, handled = self._deliveries.begin(self._events_of(messages))
+        are_handled = False
         try:
-            changes, handled = self._decode(messages)
-            if changes:
-                await self._handle(changes)
-            if any(_is_everything(message) for message in handled):
-                await self._handle([], everything_of=self._mount)
-            if handled:
-                await queue.delete(handled)
+            try:
+                await self._handle_fresh(fresh)
+                are_handled = True
+            finally:
+                fresh = self._deliveries.end(fresh, are_handled=are_handled)
+            if fresh or handled:
+                await queue.delete([*fresh, *handled])
         except HeadraceError as error:
             self._errors += 1
             log.info(
@@ -131,23 +136,35 @@ class QueueReceiver:
         finally:
             self._gate.release()
 
-    def _decode(self, messages: Sequence[QueuedMessage]) -> tuple[list[OriginChange], list[QueuedMessage]]:
-        changes: list[OriginChange] = []
-        handled = []
+    async def _handle_fresh(self, messages: Sequence[QueuedMessage]) -> None:
+        changes = self._changes_of(messages)
+        if changes:
+            await self._handle(changes)
+        if any(_is_everything(message) for message in messages):
+            await self._handle([], everything_of=self._mount)
+
+    def _events_of(self, messages: Sequence[QueuedMessage]) -> list[QueuedMessage]:
+        events = []
         for message in messages:
             self._messages += 1
             if isinstance(message.content, EventFormatError):
                 self._refuse(message.content)
-                continue
-            self._refused += message.content.refused
-            changes += message.content.changes
-            handled.append(message)
+            else:
+                events.append(message)
+        return events
+
+    def _changes_of(self, messages: Sequence[QueuedMessage]) -> list[OriginChange]:
+        changes: list[OriginChange] = []
+        for message in messages:
+            if isinstance(message.content, ReportedChanges):
+                self._refused += message.content.refused
+                changes += message.content.changes
         if changes:
             self._changes += len(changes)
             self._received_s = monotonic_s()
             sent_s = changes[-1].sent_at_s
             self._lag_s = max(0.0, time.time() - sent_s) if sent_s else None
-        return changes, handled
+        return changes
 
     def _refuse(self, why: EventFormatError) -> None:
         self._refused += 1

@@ -23,7 +23,7 @@ from headrace.events.decode import decode_message
 from headrace.origin.cloud import s3_options
 from headrace.origin.options import OriginOptions
 from headrace.receivers.http import EXTRA, QueueHttp, origin_of
-from headrace.receivers.source import QueuedMessage
+from headrace.receivers.source import QueuedMessage, message_id
 
 MESSAGES_A_REQUEST = 10
 RECEIVE_WAIT_S = 20
@@ -36,6 +36,7 @@ _REGION = re.compile(r"(?:^|\.)(?:sqs|queue)\.([a-z0-9-]+)\.|^([a-z0-9-]+)\.queu
 class SqsMessage(msgspec.Struct, frozen=True):
     receipt: str = msgspec.field(name="ReceiptHandle")
     body: str = msgspec.field(name="Body")
+    id: str = msgspec.field(name="MessageId", default="")
 
 
 class SqsMessages(msgspec.Struct, frozen=True):
@@ -94,7 +95,10 @@ class SqsQueue:
 
     def _messages(self, answer: bytes) -> list[QueuedMessage]:
         messages = self._decoded(answer, SqsMessages).messages[:MESSAGES_A_REQUEST]
-        return [QueuedMessage(message.receipt, _content(message.body)) for message in messages]
+        return [
+            QueuedMessage(message.receipt, _content(message.body), message_id(message.id))
+            for message in messages
+        ]
 
     def _decoded(self, answer: bytes, kind: Any) -> Any:
         try:

@@ -14,7 +14,13 @@ from headrace.base.errors import DeadlineExceededError, OriginDeniedError, PeerE
 from headrace.events.changes import OriginChange
 from headrace.namespace.reported_paths import Scope
 from headrace.node import origin_events
-from headrace.node.origin_events import UNSENT_MAX, OriginEvents, ReportSender, UnsentReports
+from headrace.node.origin_events import (
+    HANDLED_WITHIN_S,
+    UNSENT_MAX,
+    OriginEvents,
+    ReportSender,
+    UnsentReports,
+)
 from headrace.receivers.source import QueuedMessage
 from headrace.testing.virtual_loop import pass_time
 from headrace.wire.peer_messages import OriginChanged
@@ -116,7 +122,7 @@ async def test_changes_are_handled_when_their_directories_are_listed(
     assert not handling.done()
     (listing,) = directories.listings
     end(listing)
-    await pass_time(30)
+    await pass_time(HANDLED_WITHIN_S if failure else 30)
     error = handling.exception()
     assert error is None if failure is None else isinstance(error, failure)
 

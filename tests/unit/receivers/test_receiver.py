@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from headrace.base.clock import monotonic_s
-from headrace.base.errors import HeadraceError, MissingExtraError, OriginUnavailableError
+from headrace.base.errors import HeadraceError, MissingExtraError, OriginError, OriginUnavailableError
 from headrace.events.changes import EventFormatError, OriginChange, ReportedChanges
+from headrace.receivers.deliveries import HANDLED_MAX, Deliveries
 from headrace.receivers.receiver import BACKOFF_S_MAX, BATCHES_MAX, RECEIVES_S, QueueReceiver
 from headrace.receivers.source import QueuedMessage
 from headrace.testing.virtual_loop import pass_time
@@ -53,6 +54,33 @@ class FakeQueue:
 
     async def close(self) -> None:
         self.closed = True
+
+
+class StrictQueue(FakeQueue):
+    """Deletes a message only by the receipt of its last delivery, as Azure does. has_ids: whether it names ids."""
+
+    def __init__(self, *, has_ids: bool = True) -> None:
+        super().__init__()
+        self.has_ids = has_ids
+        self.deliveries: dict[str, int] = {}
+        self.refusals = 0
+
+    async def receive(self) -> Sequence[QueuedMessage]:
+        messages = []
+        for message in await super().receive():
+            id = message.receipt
+            number = self.deliveries[id] = self.deliveries.get(id, 0) + 1
+            messages.append(QueuedMessage(f"{id} {number}", message.content, id if self.has_ids else ""))
+        return messages
+
+    async def delete(self, messages: Sequence[QueuedMessage]) -> None:
+        for message in messages:
+            id, _, number = message.receipt.partition(" ")
+            if self.refusals or int(number) != self.deliveries[id]:
+                self.refusals = max(0, self.refusals - 1)
+                raise OriginError("queue", why="another receipt")
+            del self.messages[id]
+            self.deleted.append(id)
 
 
 class Handled:
@@ -104,6 +132,76 @@ async def test_what_could_not_be_handled_is_delivered_again() -> None:
     assert queue.deleted == ["1"]
     assert receiver.status()["errors"] == 1
     await receiver.stop()
+
+
+async def test_a_message_that_takes_longer_than_its_visibility_is_handled_once() -> None:
+    queue, handled = StrictQueue(), Handled()
+    handled.gate.clear()
+    receiver = QueueReceiver("/m", lambda: queue, handled)
+    receiver.start()
+    queue.put("1", b"a")
+    await pass_time(5)
+    queue.put("2", b"b")
+    await pass_time(9.7 * queue.VISIBILITY_S)  # between two deliveries
+    assert queue.deliveries["1"] >= 9 and queue.deliveries["2"] >= 9
+    assert handled.running == 2
+    handled.gate.set()
+    await pass_time(1)
+    assert sorted(queue.deleted) == ["1", "2"]
+    assert [change.key for change in handled.changes] == [b"a", b"b"]
+    assert (receiver.status()["changes"], receiver.status()["errors"]) == (2, 0)
+    await receiver.stop()
+
+
+async def test_a_message_that_is_not_deleted_is_not_handled_again() -> None:
+    queue, handled = StrictQueue(), Handled()
+    queue.refusals = 3
+    receiver = QueueReceiver("/m", lambda: queue, handled)
+    receiver.start()
+    queue.put("1")
+    await pass_time(5 * queue.VISIBILITY_S)
+    assert (queue.deleted, queue.deliveries["1"]) == (["1"], 4)
+    assert len(handled.changes) == 1
+    await receiver.stop()
+
+
+async def test_a_message_that_failed_after_its_visibility_is_handled_again() -> None:
+    queue, handled = StrictQueue(), Handled()
+    handled.gate.clear()
+    handled.failure = OriginUnavailableError("listing", why="the test says so")
+    receiver = QueueReceiver("/m", lambda: queue, handled)
+    receiver.start()
+    queue.put("1")
+    await pass_time(2.5 * queue.VISIBILITY_S)
+    handled.gate.set()
+    await pass_time(1)
+    assert (queue.deleted, receiver.status()["errors"]) == ([], 1)
+    handled.failure = None
+    await pass_time(queue.VISIBILITY_S)
+    assert queue.deleted == ["1"]
+    await receiver.stop()
+
+
+async def test_messages_without_ids_are_handled_each_time() -> None:
+    queue, handled = StrictQueue(has_ids=False), Handled()
+    queue.refusals = 1
+    receiver = QueueReceiver("/m", lambda: queue, handled)
+    receiver.start()
+    queue.put("1")
+    await pass_time(2 * queue.VISIBILITY_S)
+    assert queue.deleted == ["1"]
+    assert len(handled.changes) == 2
+    await receiver.stop()
+
+
+async def test_what_is_remembered_of_messages_is_bounded() -> None:
+    deliveries = Deliveries()
+    messages = [QueuedMessage(str(n), ReportedChanges([]), str(n)) for n in range(2 * HANDLED_MAX)]
+    fresh, handled = deliveries.begin(messages)
+    assert (fresh, handled) == (messages, [])
+    assert deliveries.begin(messages) == ([], [])
+    assert deliveries.end(messages, are_handled=True) == messages
+    assert deliveries.begin(messages) == (messages[:HANDLED_MAX], messages[HANDLED_MAX:])
 
 
 async def test_a_burst_is_handled_by_some_batches_at_a_time() -> None:
