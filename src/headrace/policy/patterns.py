@@ -13,11 +13,19 @@ PATTERN_CHARACTERS_MAX = 1024
 WILDCARDS_MAX = 5
 """Most wildcards of a pattern, with two for each `**` that is not at its end. The time of a match grows with a power of
 their number, and others choose the names of files."""
-_WILDCARD = frozenset("*?[")
+_NOT_LITERAL = frozenset("*?[\\")
+"""Wildcards, and what takes the meaning from one."""
+_SET_OPERATORS, _BACKSLASH = re.compile(r"[\[&~|]"), r"\\\g<0>"
+_LAST_SPACES = re.compile(r"(?<!\\)((?:\\\\)*) +\Z")
+"""Spaces at the end that have no backslash before them, which git drops."""
 _LIBRARY_END = "|$)"
 _END = r"|\Z)"
 _BRACKETS = re.compile(r"\\.|\[\^?\]?[^\]]*\]", re.DOTALL)
 """A character with a backslash, or an expression in brackets."""
+_GIT_BRACKETS = re.compile(r"\\.|\[[!^]?\]?(?:\[:[^\]]*:\]|\\.|[^\]\\])*(?:\]|\Z)", re.DOTALL)
+"""The same, as git reads it: a bracket with a backslash before it is no end."""
+_UNLIKE_GIT = re.compile(r"\\|\[:")
+"""What brackets may not have: the library takes a backslash and a class, as [:alpha:], for plain characters."""
 
 
 class PathPatterns:
@@ -35,19 +43,19 @@ class PathPatterns:
         self.texts = tuple(patterns)
         # The other backends read the text of an expression alone, without its flags.
         self._spec = PathSpec([_compiled(pattern) for pattern in patterns], backend="simple")
-        positive = [pattern.removeprefix("!") for pattern in patterns]
+        positive = [_trimmed(pattern).removeprefix("!") for pattern in patterns]
         by_name = [pattern for pattern in positive if not pattern.endswith(("/**", "/"))]
         self.literals = frozenset(
             os.fsencode("/" + pattern.strip("/"))
             for pattern in by_name
-            if "/" in pattern.rstrip("/") and not _WILDCARD & set(pattern)
+            if "/" in pattern.rstrip("/") and not _NOT_LITERAL & set(pattern)
         )
         self.directories = self.literals | frozenset(
             os.fsencode("/" + pattern.removesuffix("**").strip("/"))
             for pattern in positive
             if pattern.endswith(("/**", "/"))
             and (pattern.startswith("/") or "/" in pattern.rstrip("/"))
-            and not _WILDCARD & set(pattern.removesuffix("**"))
+            and not _NOT_LITERAL & set(pattern.removesuffix("**"))
         )
         self.depends_on_names = len(self.literals) < len(set(by_name))
 
@@ -63,16 +71,25 @@ def _check(pattern: str) -> None:
         raise ValueError(f"{pattern!r} is no pattern")
     if "\0" in pattern or "\n" in pattern:
         raise ValueError(f"{pattern!r} has a character that no path has")
+    if pattern.rstrip(" ")[-1].isspace():  # git keeps it, and the library does not
+        raise ValueError(f"{pattern!r} ends with white space that is no space: write ? for it")
+    brackets = [match[0][1:] for match in _GIT_BRACKETS.finditer(pattern) if match[0].startswith("[")]
+    if any(map(_UNLIKE_GIT.search, brackets)):
+        raise ValueError(f"{pattern!r} has a backslash or a class in brackets: write the characters")
     wildcards = pattern.removesuffix("/**").count("*")  # so ** counts twice
     if wildcards > WILDCARDS_MAX:
         raise ValueError(f"{pattern!r} has more than {WILDCARDS_MAX} wildcards (** counts as two)")
+
+
+def _trimmed(pattern: str) -> str:
+    return _LAST_SPACES.sub(r"\1", pattern)
 
 
 def _compiled(pattern: str) -> GitIgnoreSpecPattern:
     """Return a compiled pattern. Two things differ from git in the library's own expressions, by which a user could
     evade a rule. Newlines are special: `.` matches none, and `$` matches before the last. Brackets match a slash."""
     try:
-        regex, include = GitIgnoreSpecPattern.pattern_to_regex(pattern)
+        regex, include = GitIgnoreSpecPattern.pattern_to_regex(_trimmed(pattern))
         if regex is None and "[" not in pattern:
             return GitIgnoreSpecPattern(None)
         if regex is None:
@@ -86,6 +103,9 @@ def _compiled(pattern: str) -> GitIgnoreSpecPattern:
 
 
 def _no_slash(match: re.Match[str]) -> str:
-    """Return the expression that matches the same but a slash."""
+    """Return the expression that matches the same but a slash. Characters that sets may get a meaning for are escaped
+    (Python warns of them)."""
     text = match[0]
-    return text if text.startswith("\\") or text == "[^/]" else f"(?!/){text}"
+    if text.startswith("\\") or text == "[^/]":
+        return text
+    return f"(?!/)[{_SET_OPERATORS.sub(_BACKSLASH, text[1:])}"

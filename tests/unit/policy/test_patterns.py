@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -41,6 +43,74 @@ NAMES = [  # ASCII: a ? of git is a byte, and here a character
 DIRECTORIES = [
     *("", "d", "d\n", "\nd", "x", "\n", "\r", "d/x", "d/\n", "x/d", "\n/d", "\n/d\n", "d/x\ny/z", "x\n/y\n")
 ]
+TOKENS = [
+    *(
+        "a",
+        "d",
+        "f",
+        "x",
+        "-",
+        "/",
+        "*",
+        "?",
+        "**",
+        "[",
+        "]",
+        "!",
+        "^",
+        "\\",
+        "$",
+        "|",
+        "#",
+        " ",
+        "(",
+        ")",
+        "{",
+    ),
+    *(
+        "[a",
+        "[!a",
+        "[^a",
+        "[]",
+        "[a-f]",
+        "[!a-d]",
+        "[[:alpha:]]",
+        "[\\",
+        "[\\]",
+        r"\[",
+        r"\\",
+        "+",
+        "\t",
+        "&&",
+        "~~",
+    ),
+]
+ODD_NAMES = [
+    *(
+        "a",
+        "d",
+        "f",
+        "x",
+        "ad",
+        "da",
+        "-",
+        "]",
+        "[",
+        "\\",
+        "^",
+        "!",
+        "a]",
+        "d]f",
+        "afx",
+        "a-f",
+        "$",
+        "|",
+        "#",
+        "a ",
+    ),
+    *("a\t", " ", "a f", "\\d", "+", "(", "{", "&", "~", ":", "["),
+]
+ODD_DIRECTORIES = ["", "a/", "d/", "d/f/", "x/a/", "]/", "-/"]
 PATHS = [f"{directory}/{name}".strip("/") for directory in DIRECTORIES for name in NAMES]
 
 
@@ -99,6 +169,40 @@ def test_a_bracket_without_its_end_is_refused(pattern: str) -> None:
     assert PathPatterns([r"/d/\[a"]).match(b"/d/[a")
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    ["/d/[[:alpha:]]", "[![:digit:]]", r"/d/[\]a]", r"[\d]", r"/d/[a-\z]", r"[\]", "[a[:space:]b]*", "[]\\]"],
+)
+def test_what_the_library_reads_in_brackets_unlike_git_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match="in brackets: write the characters"):
+        PathPatterns([pattern])
+
+
+@pytest.mark.parametrize("pattern", ["a\t", "a\t ", "/d/f\r", "a\x0b", "a\u00a0"])
+def test_white_space_at_the_end_that_git_keeps_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match="ends with white space"):
+        PathPatterns([pattern])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        (r"/d\ e/f", "/d e/f"),
+        (r"/d/\!f", "/d/!f"),
+        (r"/\#d/f", "/#d/f"),
+        (r"/a\b/c", "/ab/c"),
+        ("/d/f ", "/d/f"),
+        ("/a\\\\ ", "/a\\"),
+        (r"/d/f\ ", "/d/f "),
+        (r"/d\e/**", "/de/f"),
+    ],
+)
+def test_a_rule_holds_for_names_with_backslashes_and_spaces(pattern: str, path: str) -> None:
+    assert PathPatterns([pattern]).match(path.encode())
+    policy = PolicyResolver(parse_policy(f"[[rule]]\nttl = \"1h\"\nmatch = ['{pattern}']\n"))
+    assert policy.of(path.encode()).ttl == TimeToLive(3600.0)
+
+
 def test_a_limit_and_a_life_hold_for_names_with_newlines() -> None:
     rule = '[[rule]]\nmatch = ["**/scratch/**"]\nttl = "1h"\n'
     text = f'{rule}[tenant.a]\npaths = ["**/a/**", "!*.free"]\nlimit = "1GiB"\n'
@@ -113,18 +217,43 @@ def test_a_limit_and_a_life_hold_for_names_with_newlines() -> None:
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_git_ignores_the_same_paths(tmp_path: Path) -> None:
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1"}
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True, env=environment)
     for pattern in PATTERNS:
         (tmp_path / ".gitignore").write_text(pattern + "\n")
-        command = ["git", "-C", str(tmp_path), "check-ignore", "--no-index", "-z", "--stdin"]
-        shown = subprocess.run(
-            command, input="\0".join(PATHS).encode(), stdout=subprocess.PIPE, env=environment, check=False
-        )
-        ignored = set(shown.stdout.split(b"\0"))
+        ignored = _ignored_by_git(tmp_path, PATHS)
         patterns = PathPatterns([pattern])
         for path in PATHS:
             assert patterns.match(f"/{path}".encode()) == (path.encode() in ignored), (pattern, path)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_git_ignores_the_same_paths_by_random_patterns(tmp_path: Path) -> None:
+    """Each pattern has a directory of its own, so that git is asked once."""
+    random_ = random.Random(7)
+    patterns: dict[str, PathPatterns] = {}
+    while len(patterns) < 400:
+        pattern = "".join(random_.choices(TOKENS, k=random_.randint(1, 6)))
+        if not pattern.startswith("!") and pattern not in ("/", "**/"):  # git asks about the directory itself
+            with contextlib.suppress(ValueError):  # refused
+                patterns[pattern] = PathPatterns([pattern])
+    for number, pattern in enumerate(patterns):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / ".gitignore").write_text(f"{pattern}\n")
+    paths = [f"{directory}{name}" for directory in ODD_DIRECTORIES for name in ODD_NAMES]
+    ignored = _ignored_by_git(tmp_path, [f"{n}/{path}" for n in range(len(patterns)) for path in paths])
+    for number, (pattern, compiled) in enumerate(patterns.items()):
+        for path in paths:
+            is_ignored = f"{number}/{path}".encode() in ignored
+            assert compiled.match(f"/{path}".encode()) == is_ignored, (pattern, path)
+
+
+def _ignored_by_git(top: Path, paths: list[str]) -> set[bytes]:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(top), "GIT_CONFIG_NOSYSTEM": "1"}
+    subprocess.run(["git", "init", "-q", str(top)], check=True, env=environment)
+    command = ["git", "-C", str(top), "check-ignore", "--no-index", "-z", "--stdin"]
+    shown = subprocess.run(
+        command, input="\0".join(paths).encode(), stdout=subprocess.PIPE, env=environment, check=False
+    )
+    return set(shown.stdout.split(b"\0"))
 
 
 @given(st.sampled_from(PATTERNS), st.text("df\n\r$", min_size=1, max_size=4), st.text("df\n\r$", max_size=4))
