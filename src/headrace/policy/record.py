@@ -57,10 +57,12 @@ class PolicyRecord(msgspec.Struct, frozen=True):
 
     def includes(self, other: PolicyRecord) -> bool:
         """Return whether another record is this one, or one of those that it was made from. Versions before the oldest
-        one that is kept count as such."""
+        one that is kept count as such, unless they were set later than this one: then the cluster began anew."""
         if not other.versions or other.versions[-1] in self.versions:
             return True
-        return bool(self.versions) and other.number < self.versions[0].number
+        if not self.versions or other.number >= self.versions[0].number:
+            return False
+        return other.versions[-1].set_at_s <= self.versions[-1].set_at_s
 
     def followed_by(self, text: str, *, author: str, now_s: float) -> PolicyRecord:
         """Return the record with another version in force. The oldest versions go where there are too many."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -167,16 +168,19 @@ async def test_a_late_report_of_an_earlier_version_changes_nothing(tmp_path: Pat
     await policies.stop()
 
 
-async def test_a_cluster_that_begins_anew_is_obeyed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [3, VERSIONS_KEPT_MAX, VERSIONS_KEPT_MAX + 1, 5 * VERSIONS_KEPT_MAX])
+async def test_a_cluster_that_begins_anew_is_obeyed(tmp_path: Path, count: int) -> None:
     """Its etcd lost its data, and another node has set a policy since."""
     shared = Followers()
     policies = policies_at(tmp_path, shared)
-    for number in range(3):
+    for number in range(count):
         await policies.set(f"# {number}\n", author="a")
-    anew = PolicyRecord().followed_by("# anew\n", author="b", now_s=1.0)
+    anew = PolicyRecord().followed_by("# anew\n", author="b", now_s=time.time() + 1.0)
+    shared.publish(KEY, encode_record(anew))
     policies._on_record(KEY, encode_record(anew))
     await policies._tasks.wait()
     assert numbered(policies.current.record) == [(1, "# anew\n")]
+    assert decode_record(shared.mirror[KEY]) == anew
     await policies.stop()
 
 

@@ -37,6 +37,15 @@ def test_a_record_includes_those_that_it_was_made_from() -> None:
     assert not PolicyRecord().includes(after(1))
 
 
+def test_a_history_that_began_later_is_another() -> None:
+    late = after(VERSIONS_KEPT_MAX + 3)
+    for count in range(1, VERSIONS_KEPT_MAX + 6):
+        anew = PolicyRecord()
+        for number in range(count):
+            anew = anew.followed_by("# anew\n", author="b", now_s=100.0 + number)
+        assert not late.includes(anew)
+
+
 def test_versions_follow_each_other_and_the_oldest_go() -> None:
     record = after(VERSIONS_KEPT_MAX + 3)
     assert [version.number for version in record.versions] == list(range(4, VERSIONS_KEPT_MAX + 4))
