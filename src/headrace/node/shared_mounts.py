@@ -88,18 +88,28 @@ class SharedMounts:
 
     async def add(self, path: str, url: str, options: dict[str, str], *, attach: CheckedAttach) -> str:
         """Attach a mount here, with `attach`, which checks it, and record it. Other nodes attach it within a second.
-        Return the warning of `attach`. A caller who is cancelled does not end it."""
-        return await asyncio.shield(self._calls.start(self._add(path, MountRecord(url, options), attach)))
+        Return the warning of `attach`. A caller who is cancelled ends it as long as `attach` runs, and not later."""
+        is_attached = asyncio.Event()
+        call = self._calls.start(self._add(path, MountRecord(url, options), attach, is_attached))
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            if not is_attached.is_set():
+                call.cancel()
+            raise
 
     async def remove(self, path: str) -> None:
         """Detach a mount here and record that. A caller who is cancelled does not end it."""
         await asyncio.shield(self._calls.start(self._remove(path)))
 
-    async def _add(self, path: str, record: MountRecord, attach: CheckedAttach) -> str:
+    async def _add(
+        self, path: str, record: MountRecord, attach: CheckedAttach, is_attached: asyncio.Event
+    ) -> str:
         async with self._turns.at(os.fsencode(path)):
             if path in self._attached:
                 raise PathExistsError(f"mount {path}", why=f"{self._attached[path].url} is attached there")
             warning = await attach(path, record.url, record.options)
+            is_attached.set()
             try:
                 await self._publish(path, record)
             except HeadraceError:

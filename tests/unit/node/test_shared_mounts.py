@@ -177,6 +177,25 @@ async def test_a_cancelled_caller_leaves_the_mounts_of_all_nodes_equal(after_s: 
     await stop(node, other)
 
 
+@pytest.mark.parametrize("is_waiting", [False, True])
+async def test_a_caller_who_is_cancelled_ends_the_check(is_waiting: bool) -> None:
+    """Of an origin that does not answer, for example. is_waiting: for another command about that path."""
+    shared = Followers()
+    node = MountsOfNode(shared, check_s=60)
+    await node.mounts.start({}, {})
+    async with OwnedTasks() as tasks:
+        adding = [tasks.start(node.add(f"s3://{n}")) for n in range(2 if is_waiting else 1)]
+        await pass_time(1)
+        for task in adding:
+            task.cancel()
+        await pass_time(120)
+        assert node.table == {} and KEY not in shared.mirror
+        tasks.start(node.add("s3://b"))
+        await pass_time(61)
+    assert node.table == {PATH: ("s3://b", {})}
+    await stop(node)
+
+
 @pytest.mark.expected_warnings("a mount of the cluster could not be attached path=/bad")
 async def test_a_record_that_breaks_its_check_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     allowed = AllowedOrigins("s3://*", {"/own": MountConfig("s3://own")})
