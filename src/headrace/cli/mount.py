@@ -42,7 +42,7 @@ def add(
 
     The node attaches it again after a restart, without the secrets that were given with -o.
     """
-    from headrace.cli.policy import change_policy, check_text
+    from headrace.cli.policy import check_text
     from headrace.cli.request import ask
     from headrace.cli.up import origin_options, url_of
     from headrace.policy.rule_text import parse_effects, pattern_below, with_rule
@@ -56,7 +56,7 @@ def add(
         check_text(with_rule("", pattern, effects), "--rule")  # before the mount exists
     done = ask(MountAdd(path=path, url=url_of(origin), options=origin_settings), socket, cache)
     if effects:
-        change_policy(lambda text: with_rule(text, pattern, effects, of_mount=True), socket, cache, json=None)
+        _add_rule(path, effects, socket, cache)
     print_json({"path": path, "url": url_of(origin)}) if json else say(
         f"attached: {url_of(origin)} at {path}"
     )
@@ -87,7 +87,27 @@ def remove(
     The origin keeps its objects.
     """
     from headrace.cli.request import ask
-    from headrace.wire.messages import MountRemove
+    from headrace.wire.messages import Done, MountRemove
 
-    ask(MountRemove(path=path), socket, cache)
+    done = ask(MountRemove(path=path), socket, cache)
     print_json({"path": path}) if json else say(f"detached: {path}")
+    if isinstance(done, Done) and done.warning:
+        warn(done.warning)
+
+
+def _add_rule(path: str, effects: dict[str, str], socket: str | None, cache: str | None) -> None:
+    """Give a new mount its rule. Raise PathNotFoundError, without a rule, if another command detached it meanwhile:
+    a rule ends with its mount."""
+    from headrace.base.errors import PathNotFoundError
+    from headrace.cli.policy import change_policy
+    from headrace.cli.request import ask
+    from headrace.policy.rule_text import pattern_below, with_rule, without_rule_of_mount
+    from headrace.wire.messages import MountList, Mounts
+
+    pattern = pattern_below(path)
+    change_policy(lambda text: with_rule(text, pattern, effects, of_mount=True), socket, cache, json=None)
+    answer = ask(MountList(), socket, cache)
+    assert isinstance(answer, Mounts)
+    if all(pattern_below(row.path) != pattern for row in answer.rows):
+        change_policy(lambda text: without_rule_of_mount(text, path), socket, cache, json=None)
+        raise PathNotFoundError(f"mount {path}", why="it was detached before it had its rule")

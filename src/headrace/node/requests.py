@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headrace.base.errors import UsageError
+from headrace.base.errors import HeadraceError, UsageError
 from headrace.base.model import Entry, FileId, Version
 from headrace.base.namespace_path import check_long_names
 from headrace.dataplane.intent import ReadIntent
@@ -248,7 +248,15 @@ class MountRequests:
             await self._attachments.remove(path)
         else:
             await self._cluster.mounts.remove(path)
-        return Done()
+        return Done(await self._end_late_rule(path))
+
+    async def _end_late_rule(self, path: str) -> str:
+        """End a rule that a `mount add` at the same time gave the mount. Return a warning if that fails."""
+        try:
+            await self._policies.end_rule_of_mount(path)
+        except HeadraceError as error:
+            return f"the mount is detached, and the policy may still have its rule: {error}"
+        return ""
 
     async def _list(self, _: MountList) -> Mounts:
         rows = [
