@@ -55,11 +55,12 @@ def run_job(
     if detach:
         _begin(start, target.socket, as_json=as_json)
     else:
-        follow(start, target.socket, (kind, target.path), as_json=as_json)
+        subject = target.path if as_json else start.options.get("seal", target.path)
+        follow(start, target.socket, (kind, subject), as_json=as_json)
 
 
 def follow(start: JobStart, socket: str, name: tuple[str, str], *, as_json: bool) -> None:
-    """Show a job until it has ended, and its result; ^C cancels it. name: its kind and path.
+    """Show a job until it has ended, and its result; ^C cancels it. name: its kind, and its path or seal.
 
     Raises typer.Exit with SOME_FAILED when files failed.
     """
