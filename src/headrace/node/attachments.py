@@ -135,6 +135,9 @@ class Attachments:
         """Detach a mount on this node, and close its origin."""
         mount = self._namespace.mount_points.detach(path)
         self._index.mounts.drop(path)
+        await self._close(path, mount)
+
+    async def _close(self, path: str, mount: Mount) -> None:
         self._paces.remove(mount.url)
         self._events.remove(path)
         self.traces.remove(path)
@@ -173,8 +176,13 @@ class Attachments:
         if trace is not None:
             self.traces.add(path, trace)
         if verifies_opens(options):
-            async for ids in self._namespace.tree.files_below(os.fsencode(path)):
-                doubt(self._index, ids)
+            try:
+                async for ids in self._namespace.tree.files_below(os.fsencode(path)):
+                    doubt(self._index, ids)
+            except BaseException:  # of the same caller: no record has a new mount yet
+                if not known:
+                    await self._close(path, self._namespace.mount_points.detach(path))
+                raise
         return has_names
 
     async def _checked(self, origin: Origin, url: str, *, known: bool) -> bool:
