@@ -128,7 +128,7 @@ class FsspecOrigin:
         self._opening = threading.Lock()
         self._files: Any = None
         self._root = ""
-        self._threads = Threads()
+        self._threads = Threads(on_stuck=self._open_anew)
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
         target = f"{self.url}/{key}"
@@ -249,6 +249,12 @@ class FsspecOrigin:
                 self._files, root = self._open_checked()
                 self._root = root.rstrip("/")
         return call()
+
+    def _open_anew(self) -> None:
+        """Open the file system again with the next call. Many a driver has one connection, and waits for good for a
+        server that is gone. A lock that a hanging call holds is left to it."""
+        self._opening = threading.Lock()
+        self._files = None
 
     def _open_checked(self) -> tuple[Any, str]:
         try:
