@@ -29,6 +29,7 @@ from headrace.base.errors import (
     HeadraceError,
     NodeUnavailableError,
     ProtocolError,
+    VersionChangedError,
     error_classes,
 )
 from headrace.base.fork_safe_pool import ForkSafePool
@@ -36,7 +37,16 @@ from headrace.base.model import block_pieces
 from headrace.base.tokens import Tokens
 from headrace.http.node_connection import Address, HttpConnection, HttpResponse, is_alive
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
-from headrace.wire.api import SUMS_HEADER, SUMS_WORD, Cluster, NewJob, Problem, Value, operation
+from headrace.wire.api import (
+    INT64_MAX,
+    SUMS_HEADER,
+    SUMS_WORD,
+    Cluster,
+    NewJob,
+    Problem,
+    Value,
+    operation,
+)
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +54,8 @@ STEP_BYTES = 4 << 20
 """Bytes of one request at most. A larger range takes several requests, at one time."""
 THREADS = 16
 IDLE_LINKS_MAX = 32
-SIZE_BYTES_MAX = (1 << 63) - 1
-"""Largest file of a file system, whose offsets are off_t."""
+ANSWER_BYTES_MAX = 64 << 20
+"""Most bytes of an answer in JSON. The longest are pages of a listing with long names."""
 VIEW_S = 15.0
 PROBE_S = 1.0
 PAUSE_S = 0.1
@@ -213,12 +223,12 @@ class ClusterClient:
         def receive(node: ClusterNode) -> Fetched:
             answer, link = self._send(node, "readContent", {"path": path}, None, headers)
             if answer.status == 416:
-                answer.read()
-                self._release(node, link)
+                self._read_body(node, answer, link)
                 return Fetched(b"", _size_beyond(node.address.who, answer, start), etag)
             if answer.status != 206:
                 raise self._error(node, answer, link)
             try:
+                _check_version(node.address.who, answer, path, etag)
                 fetched = _received(node.address.who, answer, start, end, into)
             except CorruptBlockError:
                 link.close()
@@ -402,8 +412,16 @@ class ClusterClient:
     def _read_all(self, node: ClusterNode, answer: HttpResponse, link: HttpConnection) -> bytes:
         if answer.status >= 400:
             raise self._error(node, answer, link)
+        return self._read_body(node, answer, link)
+
+    def _read_body(self, node: ClusterNode, answer: HttpResponse, link: HttpConnection) -> bytes:
+        """Read a whole body and release the connection, or close it. Raises ProtocolError for a body that is too
+        long: the other host decides its length."""
         try:
-            data = answer.read()
+            data = answer.read_at_most(ANSWER_BYTES_MAX)
+            if data is None:
+                why = f"its answer has more than {ANSWER_BYTES_MAX} bytes"
+                raise ProtocolError(node.address.who, why=why)
         except BaseException:
             link.close()
             raise
@@ -413,11 +431,9 @@ class ClusterClient:
     def _error(self, node: ClusterNode, answer: HttpResponse, link: HttpConnection) -> HeadraceError:
         """Return the error of the answer, in its own class."""
         try:
-            data = answer.read()
+            data = self._read_body(node, answer, link)
         except HeadraceError as error:
-            link.close()
             return error
-        self._release(node, link)
         try:
             problem = decode_json(data, Problem)
         except msgspec.DecodeError:
@@ -470,9 +486,9 @@ def _word(value: Word) -> bytes:
 
 def _size(text: str) -> int:
     """Return the size of a file that a node names. Raises ValueError unless a file can have it."""
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(SIZE_BYTES_MAX))):
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(INT64_MAX))):
         raise ValueError(text[:100])
-    if (size := int(text)) > SIZE_BYTES_MAX:
+    if (size := int(text)) > INT64_MAX:
         raise ValueError(text)
     return size
 
@@ -486,6 +502,16 @@ def _size_beyond(who: str, answer: HttpResponse, start: int) -> int:
     if size > start:
         raise ProtocolError(who, why=f"it says that a file of {size} bytes ends before byte {start}")
     return size
+
+
+def _check_version(who: str, answer: HttpResponse, path: bytes, etag: str) -> None:
+    """Check that an answer names the version of its bytes, and that it is the requested one, if one was. Raises
+    ProtocolError or VersionChangedError. Without it the parts of a file could be of several versions."""
+    sent = answer.header("etag")
+    if not sent:
+        raise ProtocolError(who, why="it sends bytes and does not name their version")
+    if etag and sent != etag:
+        raise VersionChangedError(os.fsdecode(path), why=f"the {who} sends another version than requested")
 
 
 def _received(who: str, answer: HttpResponse, start: int, end: int, into: memoryview | None) -> Fetched:

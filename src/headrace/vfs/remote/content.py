@@ -7,7 +7,7 @@ import itertools
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 from headrace.base.cancel import Cancel
@@ -29,20 +29,27 @@ def ranges(start: int, end: int) -> list[tuple[int, int]]:
     return [(begin, stop) for begin, stop in itertools.pairwise(cuts) if stop > begin]
 
 
+def growing_parts(size_bytes: int) -> Iterator[tuple[int, int]]:
+    """Cut a file into parts, each as long as all before it. Memory for one part at a time grows with what has arrived:
+    another host names the size."""
+    start, end = 0, min(size_bytes, FIRST_PART_BYTES)
+    while start < size_bytes:
+        yield start, end
+        start, end = end, min(size_bytes, 2 * end)
+
+
 def filled(size_bytes: int, fill: Callable[[memoryview, int], None]) -> bytes:
     """Return the bytes that `fill` writes into the memory it gets, without another copy. It is called with the memory
-    of a part and the part's offset. Memory grows with what has arrived, because another host names the size. BytesIO
-    lends its memory, and gives it away as bytes: half the time and half the memory of bytes(bytearray)."""
-    done, end = 0, min(size_bytes, FIRST_PART_BYTES)
-    buffer = io.BytesIO(bytes(end))
-    while True:
-        with buffer.getbuffer() as memory, memory[done:] as part:
-            fill(part, done)
-        if end == size_bytes:
-            return buffer.getvalue()
-        done, end = end, min(size_bytes, 2 * end)
-        buffer.seek(end - 1)
-        buffer.write(b"\0")
+    of a part and the part's offset. BytesIO lends its memory, and gives it away as bytes: half the time and half the
+    memory of bytes(bytearray)."""
+    buffer = io.BytesIO(bytes(min(size_bytes, FIRST_PART_BYTES)))
+    for start, end in growing_parts(size_bytes):
+        if start:
+            buffer.seek(end - 1)
+            buffer.write(b"\0")
+        with buffer.getbuffer() as memory, memory[start:] as part:
+            fill(part, start)
+    return buffer.getvalue()
 
 
 def fetch_into(nodes: ClusterClient, path: bytes, etag: str, target: memoryview, start: int) -> None:
@@ -133,18 +140,23 @@ class RemoteContent(Content):
 
     def wait_whole(self, cancel: Cancel | None = None) -> int:
         """Return a file in memory that has all bytes. A cancel has no effect."""
-        if self.fd < 0:
-            fd = os.memfd_create("headrace", os.MFD_CLOEXEC)
-            try:
-                if self.size_bytes:
-                    os.ftruncate(fd, self.size_bytes)
-                    with mmap.mmap(fd, self.size_bytes) as target, memoryview(target) as view:
-                        fetch_into(self._nodes, self._path, self._etag, view, 0)
-            except BaseException:
-                os.close(fd)
-                raise
-            self.fd = fd
-        return self.fd
+        with self._lock:
+            if self.fd < 0:
+                self.fd = self._fetch_whole()
+            return self.fd
+
+    def _fetch_whole(self) -> int:
+        fd = os.memfd_create("headrace", os.MFD_CLOEXEC)
+        try:
+            for start, end in growing_parts(self.size_bytes):
+                os.ftruncate(fd, end)
+                # Unmapped with its last reference: an error's trace may have one, which a close would not permit.
+                target = memoryview(mmap.mmap(fd, end - start, offset=start))
+                fetch_into(self._nodes, self._path, self._etag, target, start)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
 
     def is_in_memory(self) -> bool:
         return False
