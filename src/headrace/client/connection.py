@@ -6,6 +6,7 @@ that is restarting. When a connection closes during a request, the node cancels 
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import socket
@@ -18,6 +19,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     CancelledByUserError,
     DeadlineExceededError,
+    HeadraceError,
     NodeUnavailableError,
     NotAllowedError,
     ProtocolError,
@@ -31,6 +33,35 @@ from headrace.wire.messages import PROTOCOL, Answer, Failure, Hello, Welcome
 
 RECONNECT_PAUSE_S = 0.05
 WELCOME_LIMIT_S = 10.0
+SILENCE_S = 30.0
+"""Seconds without an answer after which a call checks that the node still welcomes others. A node that waits for a slow
+origin does; one that is stopped, or whose loop hangs, does not."""
+
+
+IsAlive = Callable[[], bool]
+
+
+def connect_within(
+    connecting: socket.socket, path: str, deadline: Deadline, cancel: Cancel | None = None
+) -> None:
+    """Connect a blocking unix socket. Wait while the queue of the listener is full: its process accepts no connection
+    then. Raises OSError, NodeUnavailableError after the deadline, and CancelledByUserError."""
+    connecting.setblocking(False)
+    while True:
+        try:
+            connecting.connect(path)
+            break
+        except BlockingIOError:
+            if deadline.passed():
+                raise NodeUnavailableError(
+                    f"no node answers at {path}", why="its queue of new connections is full"
+                ) from None
+        pause_s = min(RECONNECT_PAUSE_S, deadline.left_s())
+        if cancel is None:
+            time.sleep(pause_s)
+        elif cancel.wait(pause_s):
+            raise CancelledByUserError("call cancelled")
+    connecting.setblocking(True)
 
 
 class Connection:
@@ -50,12 +81,16 @@ class Connection:
         self.used = False  # returned to the pool at least once: its node may have ended since
         self._path = socket_path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        deadline = deadline or Deadline.after(WELCOME_LIMIT_S)
         try:
-            self._socket.connect(socket_path)
+            connect_within(self._socket, socket_path, deadline, cancel)
             owner_uid = peer_of(self._socket).uid
         except OSError as error:
             self._socket.close()
             raise self._unavailable(error.strerror or str(error)) from error
+        except HeadraceError:
+            self._socket.close()
+            raise
         if not is_trusted(owner_uid):
             self._socket.close()
             raise NotAllowedError(
@@ -64,7 +99,10 @@ class Connection:
                 hint="run this program as that user",
             )
         hello = Hello(protocol=PROTOCOL, pid=self.pid, role=role)
-        answer = self.ask(hello, deadline=deadline or Deadline.after(WELCOME_LIMIT_S), cancel=cancel)
+        try:
+            answer = self.ask(hello, deadline=deadline, cancel=cancel)
+        except DeadlineExceededError as error:
+            raise self._unavailable("it accepts connections, but answers none") from error
         if not isinstance(answer, Welcome):
             raise ProtocolError(
                 "the node did not accept the connection", why=f"it answered {type(answer).__name__}"
@@ -72,25 +110,31 @@ class Connection:
         self.welcome = answer
 
     def ask(
-        self, request: Message, *, deadline: Deadline | None = None, cancel: Cancel | None = None
+        self,
+        request: Message,
+        *,
+        deadline: Deadline | None = None,
+        cancel: Cancel | None = None,
+        is_alive: IsAlive | None = None,
     ) -> Answer:
-        """Send a request and return the answer; raise a Failure as the error it carries. When the deadline passes or
-        the call is cancelled, close the connection, because the answer may still arrive."""
+        """Send a request and return the answer; raise a Failure as the error it carries. When the deadline passes, the
+        call is cancelled or `is_alive` returns False, close the connection, because the answer may still arrive.
+        is_alive: called each time when the node was silent for SILENCE_S; after False, raise NodeUnavailableError."""
         self.usable = False
         self.send(request)
-        answer = self._receive(deadline, cancel)
+        answer = self._receive(deadline, cancel, is_alive)
         self.usable = True
         if isinstance(answer, Failure):
             raise frame.error_of(answer)
         return answer
 
-    def stream(self, request: Message) -> Iterator[Answer]:
+    def stream(self, request: Message, *, is_alive: IsAlive | None = None) -> Iterator[Answer]:
         """Yield answers until the one that is marked as the last (JobState.done) or, for events, until the node
-        closes the connection."""
+        closes the connection. is_alive: as for `ask`."""
         self.usable = False
         self.send(request)
         while True:
-            answer = self.receive()
+            answer = self.receive(is_alive=is_alive)
             self.usable = bool(getattr(answer, "done", False))
             yield answer
             if getattr(answer, "done", False):
@@ -111,25 +155,34 @@ class Connection:
             self.close()
             raise self._unavailable(str(error)) from error
 
-    def receive(self, *, deadline: Deadline | None = None, cancel: Cancel | None = None) -> Answer:
-        answer = self._receive(deadline, cancel)
+    def receive(
+        self,
+        *,
+        deadline: Deadline | None = None,
+        cancel: Cancel | None = None,
+        is_alive: IsAlive | None = None,
+    ) -> Answer:
+        answer = self._receive(deadline, cancel, is_alive)
         if isinstance(answer, Failure):
             raise frame.error_of(answer)
         return answer
 
-    def _receive(self, deadline: Deadline | None, cancel: Cancel | None) -> Answer:
-        header = self._receive_exactly(frame.HEADER_BYTES, deadline, cancel)
-        return frame.decode_answer(self._receive_exactly(frame.body_length(header), deadline, cancel))
+    def _receive(self, deadline: Deadline | None, cancel: Cancel | None, is_alive: IsAlive | None) -> Answer:
+        wait = functools.partial(self._wait_readable, deadline, cancel, is_alive)
+        is_watched = not (deadline is None and cancel is None and is_alive is None)
+        header = self._receive_exactly(frame.HEADER_BYTES, wait if is_watched else None)
+        body = self._receive_exactly(frame.body_length(header), wait if is_watched else None)
+        return frame.decode_answer(body)
 
     def close(self) -> None:
         self.usable = False
         self._socket.close()
 
-    def _receive_exactly(self, count: int, deadline: Deadline | None, cancel: Cancel | None) -> bytes:
+    def _receive_exactly(self, count: int, wait: Callable[[], None] | None) -> bytes:
         parts: list[bytes] = []
         while count:
-            if deadline is not None or cancel is not None:
-                self._wait_readable(deadline, cancel)
+            if wait is not None:
+                wait()
             try:
                 part = self._socket.recv(count)
             except OSError as error:
@@ -142,19 +195,28 @@ class Connection:
             count -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _wait_readable(self, deadline: Deadline | None, cancel: Cancel | None) -> None:
+    def _wait_readable(
+        self, deadline: Deadline | None, cancel: Cancel | None, is_alive: IsAlive | None
+    ) -> None:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         if cancel is not None:
             poll.register(cancel.fileno(), select.POLLIN)
-        left_s = deadline.left_s() if deadline is not None else float("inf")
-        ready = poll.poll(None if left_s == float("inf") else left_s * 1000)
-        if cancel is not None and cancel.is_set():
-            self.close()
-            raise CancelledByUserError("call cancelled")
-        if not ready:
-            self.close()
-            raise DeadlineExceededError("no answer from the node", why="none arrived within the deadline")
+        while True:
+            left_s = deadline.left_s() if deadline is not None else float("inf")
+            wait_s = left_s if is_alive is None else min(left_s, SILENCE_S)
+            ready = poll.poll(None if wait_s == float("inf") else wait_s * 1000)
+            if cancel is not None and cancel.is_set():
+                self.close()
+                raise CancelledByUserError("call cancelled")
+            if ready:
+                return
+            if is_alive is None or (deadline is not None and deadline.passed()):
+                self.close()
+                raise DeadlineExceededError("no answer from the node", why="none arrived within the deadline")
+            if not is_alive():
+                self.close()
+                raise self._unavailable("it stopped answering")
 
     def _unavailable(self, why: str) -> NodeUnavailableError:
         return NodeUnavailableError(
@@ -196,7 +258,7 @@ class Connections:
             connection: Connection | None = None
             try:
                 connection = self.acquire(cancel)
-                return connection.ask(request, cancel=cancel)
+                return connection.ask(request, cancel=cancel, is_alive=lambda: self.is_alive(cancel))
             except NodeUnavailableError:
                 if connection is not None and connection.used:
                     self._close_free()
@@ -205,8 +267,23 @@ class Connections:
                     raise
                 time.sleep(RECONNECT_PAUSE_S)
             finally:
-                if connection is not None and connection.usable:
-                    self.release(connection)
+                if connection is not None:
+                    self._finish(connection)
+
+    def _finish(self, connection: Connection) -> None:
+        """Return a connection to the pool, or close it if an answer is outstanding."""
+        if connection.usable:
+            self.release(connection)
+        else:
+            connection.close()
+
+    def is_alive(self, cancel: Cancel | None = None) -> bool:
+        """Return whether the node welcomes a new connection."""
+        try:
+            Connection(self.path, role=self._role, cancel=cancel).close()
+        except NodeUnavailableError:
+            return False
+        return True
 
     def acquire(self, cancel: Cancel | None = None) -> Connection:
         """Return a connection for the caller's exclusive use, a new one if none is free."""

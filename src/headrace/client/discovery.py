@@ -121,6 +121,8 @@ def answers(socket_path: str) -> bool:
         connection.settimeout(1)
         try:
             connection.connect(socket_path)
+        except BlockingIOError:
+            return True  # so many wait for the process that its queue is full
         except OSError:
             return False
     return True

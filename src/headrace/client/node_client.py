@@ -212,7 +212,7 @@ class NodeClient:
         wait while the node is down."""
         connection = self._connections.acquire()
         try:
-            for answer in connection.stream(OpenMany(ids=[*ids])):
+            for answer in connection.stream(OpenMany(ids=[*ids]), is_alive=self._connections.is_alive):
                 assert isinstance(answer, OpenedMany)
                 yield [FileId(id) for id in answer.ids]
         finally:

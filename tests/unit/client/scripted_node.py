@@ -22,7 +22,7 @@ class ScriptedNode:
 
     def __init__(self, path: str, welcome: Message) -> None:
         self.path = path
-        self.welcome = welcome
+        self.welcome: Message | None = welcome  # None: it hangs
         self.requests: list[Message] = []
         self.answer: Callable[[Message], list[Answer]] = lambda request: [Done()]
         self.raw: bytes | None = None
@@ -57,13 +57,16 @@ class ScriptedNode:
             while header := _exactly(connection, frame.HEADER_BYTES):
                 request = frame.decode_request(_exactly(connection, frame.body_length(header)))
                 self.requests.append(request)
-                answers = [self.welcome] if isinstance(request, Hello) else self.answer(request)
+                answers = self._welcomes() if isinstance(request, Hello) else self.answer(request)
                 if self.raw is not None and not isinstance(request, Hello):
                     connection.sendall(self.raw)
                     return
                 for answer in answers:
                     _send_in_pieces(connection, frame.encode(answer))
             self.left.release()
+
+    def _welcomes(self) -> list[Message]:
+        return [] if self.welcome is None else [self.welcome]
 
     def asked(self, kind: type[Message]) -> list[Message]:
         """Return the requests of a kind, in their order."""

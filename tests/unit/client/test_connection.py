@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -21,13 +24,26 @@ from headrace.base.errors import (
     error_classes,
 )
 from headrace.client.connection import Connection, Connections
+from headrace.client.discovery import answers
+from headrace.vfs.brokered.broker_connection import BrokerConnection
 from headrace.wire import frame
 from headrace.wire.message import Message
-from headrace.wire.messages import Answer, Done, Filled, FillRange, Hello, JobStart, JobState, Lookup, Welcome
+from headrace.wire.messages import (
+    Answer,
+    Done,
+    Filled,
+    FillRange,
+    Hello,
+    JobStart,
+    JobState,
+    Lookup,
+    OpenMany,
+    Welcome,
+)
 from tests.integration.cli.host import wait_until
 from tests.unit.client.scripted_node import ScriptedNode
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 ASK = Lookup(1, b"name")
 StartNode = Callable[..., ScriptedNode]
 
@@ -142,6 +158,109 @@ def test_a_node_that_is_not_there_says_how_to_start_one(tmp_path_factory: pytest
         Connection(str(tmp_path_factory.mktemp("none") / "sock"), role="sdk")
 
 
+class FullQueue:
+    """A socket that accepts no connection. Its queue of new ones is full."""
+
+    def __init__(self, path: str, kind: int = socket.SOCK_STREAM) -> None:
+        self.path = path
+        self.listener = socket.socket(socket.AF_UNIX, kind)
+        self.listener.bind(path)
+        self.listener.listen(0)
+        self._waiting: list[socket.socket] = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._waiting.append(socket.socket(socket.AF_UNIX, kind))
+                self._waiting[-1].setblocking(False)
+                self._waiting[-1].connect(path)
+
+    def close(self) -> None:
+        for waiting in [*self._waiting, self.listener]:
+            waiting.close()
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[FullQueue]:
+    queue = FullQueue(str(tmp_path / "full.sock"))
+    yield queue
+    queue.close()
+
+
+def in_thread(call: Callable[[], object]) -> list[object]:
+    """Return the result or the error of a call, or nothing if it hangs."""
+    outcome: list[object] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except HeadraceError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(LIMIT_S)
+    return outcome
+
+
+def test_a_node_that_accepts_no_connection_is_away(full: FullQueue) -> None:
+    (error,) = in_thread(lambda: Connection(full.path, role="sdk", deadline=Deadline.after(0.2)))
+    assert isinstance(error, NodeUnavailableError)
+    assert "queue of new connections is full" in str(error)
+
+
+def test_a_broker_that_accepts_no_connection_is_away(
+    full: FullQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.vfs.brokered.broker_connection.CONNECT_LIMIT_S", 0.2)
+    full.close()
+    os.unlink(full.path)
+    again = FullQueue(full.path, socket.SOCK_SEQPACKET)
+    (error,) = in_thread(lambda: BrokerConnection(full.path, patience_s=0, any_owner=True))
+    again.close()
+    assert isinstance(error, NodeUnavailableError)
+
+
+def test_a_cancel_ends_a_call_that_waits_for_a_full_queue(full: FullQueue) -> None:
+    cancel = Cancel()
+    threading.Timer(0.1, cancel.set).start()
+    (error,) = in_thread(
+        lambda: Connection(full.path, role="sdk", deadline=Deadline.after(600), cancel=cancel)
+    )
+    assert isinstance(error, CancelledByUserError)
+    cancel.close()
+
+
+def test_a_connection_waits_for_its_turn(full: FullQueue) -> None:
+    """A node that was busy for a moment accepts it then."""
+    welcome = Welcome(2, "/none", [], 1)
+    accepted: list[socket.socket] = []
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                accepted.append(full.listener.accept()[0])
+                accepted[-1].sendall(frame.encode(welcome))
+
+    threading.Timer(0.2, accept).start()
+    (opened,) = in_thread(lambda: Connection(full.path, role="sdk", deadline=Deadline.after(600)))
+    assert isinstance(opened, Connection)
+    assert opened.welcome == welcome
+    opened.close()
+    full.listener.shutdown(socket.SHUT_RDWR)
+    for connection in accepted:
+        connection.close()
+
+
+def test_a_process_with_a_full_queue_listens(full: FullQueue) -> None:
+    assert answers(full.path)
+
+
+def test_a_node_that_welcomes_nobody_is_away(node: ScriptedNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.client.connection.WELCOME_LIMIT_S", 0.1)
+    node.welcome = None
+    (error,) = in_thread(lambda: Connection(node.path, role="sdk"))
+    assert isinstance(error, NodeUnavailableError)
+
+
 def test_a_node_of_another_user_gets_nothing(node: ScriptedNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.client.connection.is_trusted", lambda uid: uid != os.geteuid())
     with pytest.raises(NotAllowedError, match=f"user {os.geteuid()} runs it"):
@@ -252,6 +371,81 @@ def test_a_call_without_patience_still_uses_the_next_node(node: ScriptedNode, po
     node.stop()
     with pytest.raises(NodeUnavailableError):
         pool.ask(ASK, patience_s=0)
+
+
+def test_a_call_waits_for_a_node_that_welcomes_nobody_for_a_while(
+    node: ScriptedNode, pool: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.client.connection.WELCOME_LIMIT_S", 0.1)
+    welcome, node.welcome = node.welcome, None
+
+    def wake() -> None:
+        wait_until(lambda: node.connections >= 2)
+        node.welcome = welcome
+
+    threading.Thread(target=wake, daemon=True).start()
+    assert in_thread(lambda: pool.ask(ASK)) == [Done()]
+
+
+def test_a_call_to_a_node_that_became_silent_ends(
+    node: ScriptedNode, pool: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.client.connection.WELCOME_LIMIT_S", 0.1)
+    monkeypatch.setattr("headrace.client.connection.SILENCE_S", 0.05)
+    pool.ask(ASK)
+    node.welcome, node.answer = None, lambda request: []
+    (error,) = in_thread(lambda: pool.ask(ASK, patience_s=0))
+    assert isinstance(error, NodeUnavailableError)
+    assert len(node.asked(Lookup)) == 2
+    assert node.left.acquire(timeout=LIMIT_S), "no descriptor is left"
+
+
+def test_a_call_that_takes_long_at_a_live_node_goes_on(
+    node: ScriptedNode, pool: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node may wait for a slow origin for minutes. Checks of it are connections of their own."""
+    monkeypatch.setattr("headrace.client.connection.SILENCE_S", 0.05)
+
+    def answer(request: Message) -> list[Answer]:
+        wait_until(lambda: node.connections >= 4)
+        return [Done()]
+
+    node.answer = answer
+    assert in_thread(lambda: pool.ask(ASK)) == [Done()]
+    assert len(node.asked(Lookup)) == 1
+
+
+def test_a_stream_of_a_node_that_became_silent_ends(
+    node: ScriptedNode, pool: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.client.connection.WELCOME_LIMIT_S", 0.1)
+    monkeypatch.setattr("headrace.client.connection.SILENCE_S", 0.05)
+    connection = pool.acquire()
+    node.welcome = None
+    node.answer = lambda request: [JobState(False, 1, 2, 3, 4, 0, [], False)]
+    (error,) = in_thread(lambda: list(connection.stream(OpenMany(ids=[1]), is_alive=pool.is_alive)))
+    assert isinstance(error, NodeUnavailableError)
+
+
+def test_a_cancel_ends_the_check_of_a_silent_node(
+    node: ScriptedNode, pool: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.client.connection.WELCOME_LIMIT_S", 600.0)
+    monkeypatch.setattr("headrace.client.connection.SILENCE_S", 0.05)
+    pool.ask(ASK)
+    node.welcome, node.answer = None, lambda request: []
+    cancel = Cancel()
+
+    def stop() -> None:
+        wait_until(lambda: node.connections == 2)
+        cancel.set()
+
+    threading.Thread(target=stop, daemon=True).start()
+    (error,) = in_thread(lambda: pool.ask(ASK, cancel=cancel))
+    assert isinstance(error, CancelledByUserError)
+    for _ in range(2):
+        assert node.left.acquire(timeout=LIMIT_S)
+    cancel.close()
 
 
 def test_a_connection_that_comes_back_to_a_closed_pool_is_closed(

@@ -15,6 +15,7 @@ from headrace.base.errors import NodeUnavailableError, NotAllowedError, Protocol
 from headrace.base.passed_descriptors import received_descriptors
 from headrace.base.peer_process import peer_of
 from headrace.base.trusted_owner import chosen_by_root, is_trusted
+from headrace.client.connection import connect_within
 from headrace.wire.broker_messages import (
     ANSWER_BYTES_MAX,
     FILES_MAX,
@@ -27,6 +28,8 @@ from headrace.wire.broker_messages import (
 )
 
 RECONNECT_PAUSE_S = 0.05
+CONNECT_LIMIT_S = 10.0
+"""Seconds for which a new connection waits while the node accepts none."""
 _FD_BYTES = array.array("i").itemsize
 _RIGHTS_BYTES = socket.CMSG_SPACE(FILES_MAX * _FD_BYTES)
 
@@ -109,8 +112,11 @@ class BrokerConnection:
     def _connect(self) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
-            connection.connect(self.path)
+            connect_within(connection, self.path, Deadline.after(CONNECT_LIMIT_S))
             uid = peer_of(connection).uid
+        except NodeUnavailableError:
+            connection.close()
+            raise
         except OSError as error:
             connection.close()
             raise self._unavailable(error.strerror or str(error)) from error
