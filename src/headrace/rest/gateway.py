@@ -30,8 +30,9 @@ from headrace.rest.bodies import read_whole
 from headrace.rest.changes import ChangeFeed
 from headrace.rest.events import EventOperations, confirm
 from headrace.rest.files import FileOperations, path_of
-from headrace.rest.jobs import JobOperations, check_ready
+from headrace.rest.jobs import JobOperations
 from headrace.rest.problems import MEDIA_TYPE, RefusedError, problem_of, status_of
+from headrace.rest.readiness import Readiness
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.wire.api import (
     BODY_BYTES_MAX,
@@ -77,8 +78,6 @@ from headrace.wire.trace_messages import MountTraced, TraceMount
 
 log = logging.getLogger(__name__)
 
-READY_LIMIT_S = 2.0
-"""Seconds after which a node that does not answer is not ready."""
 _NO_BODY: Iterator[bytes] = iter(())
 Handler = Callable[[Request, Any, Any], Any]
 """Serves an operation. Arguments: the request, its parameters, its body as a Value or as pieces of bytes. Returns a
@@ -93,6 +92,7 @@ class Handlers:
         files, jobs = FileOperations(vfs), JobOperations(client)
         self._events = EventOperations(client)
         self._changes = ChangeFeed(client)
+        self._readiness = Readiness(client.socket)
         self.table: dict[str, Handler] = {
             "health": lambda *_: Health(ready=True),
             "ready": lambda *_: self._ready(),
@@ -135,7 +135,7 @@ class Handlers:
         }
 
     def _ready(self) -> Health:
-        check_ready(self._client, READY_LIMIT_S)
+        self._readiness.check()
         return Health(ready=True)
 
     def _mounts(self) -> list[ApiMount]:

@@ -15,11 +15,9 @@ import time
 import msgspec
 
 from headrace.base.cancel import Cancel
-from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     CancelledByUserError,
     HeadraceError,
-    NodeUnavailableError,
     PathNotFoundError,
     UsageError,
 )
@@ -36,7 +34,6 @@ from headrace.wire.messages import (
     JobRows,
     JobStart,
     JobState,
-    MountList,
 )
 
 log = logging.getLogger(__name__)
@@ -248,16 +245,3 @@ def _job_of(row: JobRow) -> ApiJob:
         files_by_node=row.files_by_node,
         data=row.data,
     )
-
-
-def check_ready(client: NodeClient, limit_s: float) -> None:
-    """Check that the node answers within `limit_s`. Raises NodeUnavailableError."""
-    try:
-        deadline = Deadline.after(limit_s)
-        connection = Connection(client.socket, role="rest", deadline=deadline)
-        try:
-            connection.ask(MountList(), deadline=deadline)
-        finally:
-            connection.close()
-    except HeadraceError as error:
-        raise NodeUnavailableError("the node does not answer", why=str(error)) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 from typing import Any, get_type_hints
@@ -71,7 +72,9 @@ def document() -> dict[str, Any]:
     }
 
 
+@functools.cache
 def text() -> str:
+    """Return the document as JSON. It takes 30 ms to make, and strangers may request it."""
     return json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 WAITING_MAX = 64
-"""Requests that may wait at a time for changes, and as many for jobs. The API has 256 threads (`http`)."""
+"""Requests that may wait at a time for changes, as many for jobs, and as many for a check of the node. The API has 256
+threads (`http`)."""
 
 
 class Waiters:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from headrace.base.errors import NodeUnavailableError
 from headrace.rest import waiters
-from headrace.rest.jobs import JobOperations, check_ready
+from headrace.rest.jobs import JobOperations
 from headrace.testing.waiting import wait_for
 from headrace.wire.api import ApiJob
 from headrace.wire.messages import JobRow, JobRows
@@ -108,24 +105,3 @@ def test_requests_that_cancel_a_job_leave_threads_to_others(monkeypatch: pytest.
     ended.set()
     threads[0].join(JOIN_S)
     assert not threads[0].is_alive()
-
-
-def test_a_node_that_welcomes_nobody_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit holds for the connection, too."""
-    monkeypatch.setattr("headrace.client.connection.WELCOME_LIMIT_S", WAIT_S)
-    path = str(tmp_path / "socket")
-    errors: list[NodeUnavailableError] = []
-
-    def ask() -> None:
-        try:
-            check_ready(cast(Any, SimpleNamespace(socket=path)), 0.05)
-        except NodeUnavailableError as error:
-            errors.append(error)
-
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen()
-        thread = threading.Thread(target=ask, daemon=True)
-        thread.start()
-        thread.join(JOIN_S)
-        assert len(errors) == 1
