@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
+from contextlib import closing
 
+from headrace.base.cancel import Cancel
 from headrace.base.errors import CancelledByUserError, HeadraceError, NodeUnavailableError
-from headrace.client.connection import RECONNECT_PAUSE_S, Connections
+from headrace.client.connection import RECONNECT_PAUSE_S, Connection, Connections
 from headrace.wire.messages import Answer, Subscribe
 
 log = logging.getLogger(__name__)
@@ -21,39 +22,45 @@ class EventsLost:
 
 
 class EventStream:
-    """Passes the node's events to `on_event`, and EventsLost first after the node was down. is_closed: called before
-    each reconnection; the thread ends when it returns True. on_subscribed: called each time when the subscription was
-    sent."""
+    """Passes the node's events to `on_event`, and EventsLost first after the node was down. on_subscribed: called each
+    time when the subscription was sent."""
 
     def __init__(
         self,
         connections: Connections,
         on_event: Callable[[Answer | EventsLost], None],
-        is_closed: Callable[[], bool],
         on_subscribed: Callable[[], None] = lambda: None,
     ) -> None:
         self._connections = connections
         self._on_event = on_event
-        self._is_closed = is_closed
         self._on_subscribed = on_subscribed
+        self._ended = Cancel()
+        self._is_first = True
 
     def start(self) -> None:
         threading.Thread(target=self._run, daemon=True, name="events").start()
 
+    def close(self) -> None:
+        """Let the thread close its connection and end. Does not wait for it: `on_event` may be running."""
+        self._ended.set()
+
     def _run(self) -> None:
-        first = True
-        while not self._is_closed():
+        while not self._ended.is_set():
             try:
-                connection = self._connections.acquire()
-                connection.send(Subscribe())
-                self._on_subscribed()
-                if not first:
-                    self._on_event(EventsLost())
-                first = False
-                while True:
-                    self._on_event(connection.receive())
+                with closing(self._connections.acquire(self._ended)) as connection:
+                    self._follow(connection)
             except (NodeUnavailableError, CancelledByUserError):
-                time.sleep(RECONNECT_PAUSE_S)
+                self._ended.wait(RECONNECT_PAUSE_S)
             except HeadraceError as error:  # without events a session would serve stale names silently
                 log.warning("the event stream broke, subscribing again error=%s", error)
-                time.sleep(TROUBLE_PAUSE_S)
+                self._ended.wait(TROUBLE_PAUSE_S)
+        self._ended.close()
+
+    def _follow(self, connection: Connection) -> None:
+        connection.send(Subscribe())
+        self._on_subscribed()
+        if not self._is_first:
+            self._on_event(EventsLost())
+        self._is_first = False
+        while True:
+            self._on_event(connection.receive(cancel=self._ended))

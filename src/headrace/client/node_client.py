@@ -90,6 +90,7 @@ class NodeClient:
         """Replaced as soon as an id, a volume's number or a path's write mode may mean something else."""
         self._connections.release(first)
         self._changes = ChangeReporter(self._connections)
+        self._event_streams: list[EventStream] = []
         self._status: tuple[float, dict[str, object]] = (0.0, {})
         self.closed = False
         alive = weakref.ref(self)
@@ -281,9 +282,11 @@ class NodeClient:
         *,
         on_subscribed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Call on_event from a thread of its own, for ever. After the node was down, the thread first passes
+        """Call on_event from a thread of its own, until `close`. After the node was down, the thread first passes
         EventsLost, and then the events of the new node. on_subscribed: called when a subscription was sent."""
-        EventStream(self._connections, on_event, lambda: self.closed, on_subscribed).start()
+        stream = EventStream(self._connections, on_event, on_subscribed)
+        self._event_streams.append(stream)
+        stream.start()
 
     def file_state(self, id: FileId) -> dict[str, str]:
         """Return the `user.headrace.*` attributes of a file, by the last part of their names."""
@@ -330,6 +333,8 @@ class NodeClient:
 
     def close(self) -> None:
         self.closed = True
+        for stream in self._event_streams:
+            stream.close()
         self._touches.close()
         self._changes.close()
         self._connections.close()
@@ -355,6 +360,7 @@ class NodeClient:
         self._renewing = threading.Lock()
         self._connections.reset_after_fork()
         self._touches.reset_after_fork()
+        self._event_streams = []
         self._changes = ChangeReporter(self._connections)
         self.local.index.reopen_after_fork()
 

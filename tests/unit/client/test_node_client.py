@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -309,6 +310,18 @@ def test_a_node_that_is_away_is_an_error_without_patience(node: ScriptedNode) ->
         client.secure(b"/a")
     assert isinstance(client.lookup_fast(ROOT_ID, b"whole"), Entry), "hits go on"
     client.close()
+
+
+def test_the_events_of_a_closed_client_end(node: ScriptedNode, client: NodeClient) -> None:
+    """Its thread waited for ever otherwise, and the node kept its events for it."""
+    before = set(threading.enumerate())
+    client.subscribe(lambda _: None)
+    wait_until(lambda: node.asked(Subscribe))
+    client.close()
+    for _ in range(node.connections):
+        assert node.left.acquire(timeout=60), "a connection stays open"
+    new = {thread for thread in threading.enumerate() if thread.name == "events"} - before
+    wait_until(lambda: not any(thread.is_alive() for thread in new))
 
 
 def test_events_are_passed_on_and_their_loss_is_an_event(node: ScriptedNode, client: NodeClient) -> None:
