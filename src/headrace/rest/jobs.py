@@ -194,13 +194,13 @@ class JobOperations:
     # ------------------------------------------------------------ inside
 
     def _of_cluster(self, id: str) -> ApiJob:
-        row = next((row for row in self._rows("") if row.id == id), None)
-        if row is None:
+        rows = self._rows(id)  # not of all jobs: their lists of failures may have megabytes
+        if not rows:
             raise PathNotFoundError(f"job {id}", why="no job has that id")
-        return _job_of(row)
+        return _job_of(rows[0])
 
     def _rows(self, id: str) -> list[JobRow]:
-        """Return the jobs of the cluster; none on a node without a cluster."""
+        """Return the job of the cluster with that id, all for ""; none if there is none, or no cluster."""
         try:
             answer = self._client.ask(JobList(id=id))
         except UsageError:

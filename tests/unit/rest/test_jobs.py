@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import pytest
 
+from headrace.base.errors import PathNotFoundError, UsageError
 from headrace.rest import waiters
 from headrace.rest.jobs import JobOperations
 from headrace.testing.waiting import wait_for
 from headrace.wire.api import ApiJob
-from headrace.wire.messages import JobRow, JobRows
+from headrace.wire.messages import JobList, JobRow, JobRows
 
 WAIT_S = 600.0
 JOIN_S = 60.0
@@ -20,12 +21,19 @@ pytestmark = pytest.mark.timeout(300)
 
 
 class FakeNode:
-    """Has one job of the cluster, which runs until `ended` is set."""
+    """Has one job of the cluster, which runs until `ended` is set, or until so many requests came."""
 
-    def __init__(self) -> None:
+    def __init__(self, requests_max: int = 1 << 30) -> None:
+        self.requests_max = requests_max
         self.ended = threading.Event()
+        self.requests: list[object] = []
 
     def ask(self, request: object) -> JobRows:
+        self.requests.append(request)
+        if len(self.requests) >= self.requests_max:
+            self.ended.set()
+        if request not in (JobList(), JobList(id="job-1")):
+            raise UsageError("job", why="there is no such job")
         return JobRows([row("done" if self.ended.is_set() else "running")])
 
 
@@ -58,6 +66,17 @@ def own_job(operations: JobOperations) -> threading.Event:
     running = SimpleNamespace(ended=ended, cancel=threading.Event(), job=SimpleNamespace(state="running"))
     operations._own["node-1"] = cast(Any, running)
     return ended
+
+
+def test_a_request_for_one_job_asks_the_node_for_no_other_one() -> None:
+    """All jobs together have megabytes of failures, and requests that wait ask four times a second."""
+    node = FakeNode(requests_max=3)
+    operations = JobOperations(cast(Any, node))
+    assert operations.get("job-1", WAIT_S).state == "done"
+    assert node.requests == [JobList(id="job-1")] * 3
+    with pytest.raises(PathNotFoundError):
+        operations.get("job-2", 0.0)
+    assert [job.id for job in operations.all()] == ["job-1"]
 
 
 @pytest.mark.parametrize("id", ["job-1", "node-1"])
