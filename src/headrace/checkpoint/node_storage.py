@@ -109,13 +109,14 @@ class NodeStorage:
         with self._translating_errors(name):
             path = self._path(name)
             fd, _, _ = self._vfs.open_in_place(path + b"~", os.O_TRUNC)
+            claim = SaveClaim(fd)
             try:
                 write_claim(fd, data)
                 self._vfs.rename(path + b"~", path)
             except BaseException:
-                os.close(fd)
+                claim.release()
                 raise
-        return SaveClaim(fd)
+        return claim
 
     def is_claimed(self, name: str) -> bool:
         """Return whether the owner lives. A claim of another host arrives through the origin."""

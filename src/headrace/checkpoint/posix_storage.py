@@ -137,13 +137,14 @@ class PosixStorage:
         path = self.path(name)
         with translating_os_errors(path, STORAGE_ERRORS):
             fd = self._safe_path(f"{name}~").open(os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+            claim = SaveClaim(fd)
             try:
                 write_claim(fd, data)
                 self._safe_path(f"{name}~").rename(self._safe_path(name))
             except BaseException:
-                os.close(fd)
+                claim.release()
                 raise
-        return SaveClaim(fd)
+        return claim
 
     def is_claimed(self, name: str) -> bool:
         """Return whether the owner lives.

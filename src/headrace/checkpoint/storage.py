@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from typing import Protocol
+import weakref
+from typing import ClassVar, Protocol
 
 ALIGN_BYTES = 4096
 """Alignment of offsets, lengths and addresses that may bypass the page cache (O_DIRECT)."""
@@ -42,17 +43,35 @@ class FileReader(Protocol):
 
 
 class SaveClaim:
-    """Prove that the owner of a claim lives: it holds a lock on the open file until it releases it or ends."""
+    """Prove that the owner of a claim lives: it holds a lock on the open file until it releases it or ends.
+
+    A forked child closes the file at once. It would keep the lock after the end of the owner, and an object of the
+    child, such as a copy of the saver, could release the lock of the owner.
+    """
+
+    _held: ClassVar[weakref.WeakSet[SaveClaim]] = weakref.WeakSet()
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._held.add(self)
 
     def release(self) -> None:
-        """Unlock and close. A forked child that has the descriptor loses the lock, too."""
+        """Unlock and close. A child that was not forked by Python, and has the descriptor, loses the lock, too."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
+
+    @classmethod
+    def close_in_child(cls) -> None:
+        """Close the claims of the parent, and keep their locks. A forked child calls it."""
+        for claim in list(cls._held):
+            fd, claim._fd = claim._fd, -1
+            if fd >= 0:
+                os.close(fd)
+
+
+os.register_at_fork(after_in_child=SaveClaim.close_in_child)
 
 
 class CheckpointStorage(Protocol):
