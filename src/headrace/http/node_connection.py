@@ -112,12 +112,24 @@ class HttpConnection:
         """Send a request and return the response. After NodeUnavailableError it is unknown whether the node ran the
         request."""
         with translating_http_errors(self.address.who):
-            self._http.request(method, target, body=body, headers=headers)
-            self._sock = self._http.sock  # it connects again after an answer that closed the connection
-            self._wait()
-            response = self._http.getresponse()
+            try:
+                self._http.request(method, target, body=body, headers=headers)
+            except (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
+                response = self._refusal()
+            else:
+                self._sock = self._http.sock  # it connects again after an answer that closed the connection
+                self._wait()
+                response = self._http.getresponse()
         self.used = True
         return HttpResponse(response, self.address.who)
+
+    def _refusal(self) -> http.client.HTTPResponse:
+        """Return the response of a node that closed the connection while it was sent a body: it refuses a request
+        without all of its bytes. Raises an error of the connection if there is none."""
+        response = self._http.getresponse()
+        if response.status < 400:
+            raise ConnectionResetError("it closed the connection")
+        return response
 
     def _wait(self) -> None:
         sock = self._http.sock

@@ -361,9 +361,19 @@ class ClusterClient:
                 if info.api and info.api not in self._known and self._may_learn(info.api):
                     tls = self._tls if info.api.startswith("https:") else None
                     self._known[info.api] = ClusterNode(Address(info.api, tls))
+            self._forget_dead({info.api for info in nodes.values()})
             self._replicas = cluster.replicas
             if nodes and (self._view is None or self._view.nodes != nodes):
                 self._view = next_view(self._view, nodes, epoch=0)
+
+    def _forget_dead(self, members: set[str]) -> None:
+        """Forget learned nodes that neither answer nor are members any more: each would be probed every second. The
+        lock is held."""
+        for url, node in list(self._known.items()):
+            if node.bad and url not in members and node not in self._named and node is not self._home:
+                del self._known[url]
+                for link in node.idle:
+                    link.close()
 
     def _may_learn(self, url: str) -> bool:
         """Return whether an address that a node reported may get requests. With https its certificate proves that it
