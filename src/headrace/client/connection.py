@@ -128,13 +128,15 @@ class Connection:
             raise frame.error_of(answer)
         return answer
 
-    def stream(self, request: Message, *, is_alive: IsAlive | None = None) -> Iterator[Answer]:
+    def stream(
+        self, request: Message, *, cancel: Cancel | None = None, is_alive: IsAlive | None = None
+    ) -> Iterator[Answer]:
         """Yield answers until the one that is marked as the last (JobState.done) or, for events, until the node
-        closes the connection. is_alive: as for `ask`."""
+        closes the connection. cancel, is_alive: as for `ask`."""
         self.usable = False
         self.send(request)
         while True:
-            answer = self.receive(is_alive=is_alive)
+            answer = self.receive(cancel=cancel, is_alive=is_alive)
             self.usable = bool(getattr(answer, "done", False))
             yield answer
             if getattr(answer, "done", False):

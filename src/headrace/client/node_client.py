@@ -207,13 +207,16 @@ class NodeClient:
         finally:
             reader.close()
 
-    def open_many(self, ids: list[FileId]) -> Iterator[list[FileId]]:
+    def open_many(self, ids: list[FileId], cancel: Cancel | None = None) -> Iterator[list[FileId]]:
         """Fetch small files, and yield the ids of those that are complete, as they become so. `open` reports why an
         id is missing at the end. This holds after an error too, NodeUnavailableError included: this call does not
         wait while the node is down."""
-        connection = self._connections.acquire()
+        connection = self._connections.acquire(cancel)
         try:
-            for answer in connection.stream(OpenMany(ids=[*ids]), is_alive=self._connections.is_alive):
+            answers = connection.stream(
+                OpenMany(ids=[*ids]), cancel=cancel, is_alive=lambda: self._connections.is_alive(cancel)
+            )
+            for answer in answers:
                 assert isinstance(answer, OpenedMany)
                 yield [FileId(id) for id in answer.ids]
         finally:

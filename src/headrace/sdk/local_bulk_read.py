@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
@@ -20,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.base.cancel import Cancel
 from headrace.base.errors import HeadraceError
 from headrace.base.fork_safe_pool import ForkSafePool
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId, Kind
@@ -72,12 +74,15 @@ class LocalBulkReader:
 
 
 class _BulkRead:
-    """Performs one call. threads: the pool for work that may block."""
+    """Performs one call. threads: the pool for work that may block. Requests that nobody waits for any more, after an
+    error or Ctrl-C, are cancelled: they kept the program waiting for a slow origin."""
 
     def __init__(self, vfs: LocalVfs, threads: ForkSafePool) -> None:
         self._vfs = vfs
         self._threads = threads
         self._lock = threading.Lock()
+        self._cancel = Cancel()
+        weakref.finalize(self, self._cancel.close).atexit = False
         self._gathered: deque[_Missing] = deque()
         self._lanes = 0
 
@@ -101,6 +106,8 @@ class _BulkRead:
                 for outcome in in_flight.take(must=True):
                     yield self._result_of(outcome, on_error)
         finally:
+            if in_flight.waiting:
+                self._cancel.set()
             for pending in in_flight.waiting:
                 if isinstance(pending, Future):
                     pending.cancel()
@@ -137,7 +144,8 @@ class _BulkRead:
         return self._threads.executor().submit(self._read, number, path, start, end)
 
     def _read(self, number: int, path: str, start: int, end: int | None) -> ReadResult:
-        return read_content(number, path, lambda: self._vfs.content(os.fsencode(path)), start, end)
+        raw_path = os.fsencode(path)
+        return read_content(number, path, lambda: self._vfs.content(raw_path, self._cancel), start, end)
 
     def _result_of(self, outcome: _Outcome, on_error: OnError) -> ReadResult:
         result = (
@@ -184,7 +192,7 @@ class _BulkRead:
             if file.result.set_running_or_notify_cancel():
                 unanswered.setdefault(file.id, []).append(file)
         try:
-            for ids in self._vfs.client.open_many(list(unanswered)) if unanswered else ():
+            for ids in self._vfs.client.open_many(list(unanswered), self._cancel) if unanswered else ():
                 for id in ids:
                     for file in unanswered.pop(id, ()):
                         file.result.set_result(file)

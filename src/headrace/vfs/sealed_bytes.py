@@ -48,7 +48,7 @@ class SealedBytes:
                 if file is not None and not file.complete and _names_bytes(entry.version.token):
                     check = _Check(self, path, entry, checksum)
                     check(file)
-                    return Content(content.size_bytes, file=file, check=check)
+                    return Content(content.size_bytes, file=file, check=check, cancel=content.cancel)
                 is_right = self.compare(entry.id, checksum, content.wait_whole())
                 if is_right is False:
                     raise _other_bytes(path)

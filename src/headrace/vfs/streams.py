@@ -62,7 +62,8 @@ def in_memory(fd: int, size_bytes: int) -> bool:
 class Content:
     """Reads one file, which the caller closes. Exactly one is given: fd has all bytes, file has those that may have
     to be waited for. grows: a file of the upper layer, which may have a writer; otherwise the size is the origin's.
-    check: called when bytes of `file` have arrived; what it raises is raised instead of returning them."""
+    check: called when bytes of `file` have arrived; what it raises is raised instead of returning them. cancel: ends
+    the waits of other calls, which raise CancelledByUserError."""
 
     def __init__(
         self,
@@ -72,12 +73,14 @@ class Content:
         file: OpenFile | None = None,
         grows: bool = False,
         check: Callable[[OpenFile], None] | None = None,
+        cancel: Cancel | None = None,
     ) -> None:
         self.size_bytes = size_bytes
         self.file = file
         self.fd = fd
         self._grows = grows
         self._check = check
+        self.cancel = cancel
 
     @property
     def may_change(self) -> bool:
@@ -100,11 +103,11 @@ class Content:
         """Return a descriptor that has these bytes. OriginError and its kinds when they can't be fetched."""
         if self.file is None:
             return self.fd
-        descriptor = self.file.wait(start, end)
+        descriptor = self.file.wait(start, end, self.cancel)
         if self._check is None:
             return descriptor
         self._check(self.file)
-        return self.file.wait(start, end)  # the check may have waited for other bytes
+        return self.file.wait(start, end, self.cancel)  # the check may have waited for other bytes
 
     def wait_whole(self, cancel: Cancel | None = None) -> int:
         """Return a descriptor that has all bytes. Raise CancelledByUserError."""

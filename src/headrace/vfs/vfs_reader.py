@@ -10,6 +10,7 @@ import stat
 import time
 from collections.abc import Iterator
 
+from headrace.base.cancel import Cancel
 from headrace.base.errors import (
     IsADirectoryPathError,
     NotADirectoryPathError,
@@ -212,7 +213,8 @@ class VfsReader:
         finally:
             os.close(fd)
 
-    def content(self, path: bytes) -> Content:
+    def content(self, path: bytes, cancel: Cancel | None = None) -> Content:
+        """Open a file as `Vfs` does. cancel: ends the waits of this call, and of reads of the content."""
         opened = self.open_whole(path)
         if opened is not None:
             return Content(opened[1], fd=opened[0])
@@ -221,18 +223,20 @@ class VfsReader:
             if is_directory(status):
                 raise IsADirectoryPathError(os.fsdecode(path), why="it is a directory")
             try:
-                return self.content_of(full_path, status)
+                return self.content_of(full_path, status, cancel)
             except (FileNotFoundError, VersionChangedError):
                 if attempt + 1 == CHANGED_ATTEMPTS:
                     raise
         raise AssertionError
 
-    def content_of(self, full_path: bytes, status: FileStat) -> Content:
+    def content_of(self, full_path: bytes, status: FileStat, cancel: Cancel | None = None) -> Content:
         """Open a file that `get` returned just now, as `content` does. Raises FileNotFoundError or VersionChangedError
         when it has been replaced since; then call `get` again."""
         if isinstance(status, SealedEntry):
-            return self.sealed.content(full_path, status, self._below_content)
-        return self._below_content(status) if isinstance(status, Entry) else self._upper_content(full_path)
+            return self.sealed.content(full_path, status, lambda entry: self._below_content(entry, cancel))
+        if isinstance(status, Entry):
+            return self._below_content(status, cancel)
+        return self._upper_content(full_path)
 
     def content_if_cached(self, path: bytes) -> Content | None:
         """Open a file as `content` does, if all its bytes are on this host's disk."""
@@ -256,18 +260,18 @@ class VfsReader:
     def open(self, path: bytes) -> ReadStream:
         return ReadStream(self.content(path), os.fsdecode(path))
 
-    def _below_content(self, entry: Entry) -> Content:
+    def _below_content(self, entry: Entry, cancel: Cancel | None) -> Content:
         cached = self.client.complete_path(entry.id)
         content = None if cached is None else self._cached_content(entry, cached)
         if content is not None:
             return content
-        file = self.client.open(entry.id)
+        file = self.client.open(entry.id, cancel)
         self.client.touch(entry.id)
         if file.complete:
             fd = os.dup(file.fd)
             file.close()
             return Content(entry.version.size_bytes, fd=fd)
-        return Content(entry.version.size_bytes, file=file)
+        return Content(entry.version.size_bytes, file=file, cancel=cancel)
 
     def _cached_content(self, entry: Entry, cached: str) -> Content | None:
         try:
