@@ -27,6 +27,7 @@ from headrace.base.os_errors import translating_os_errors
 from headrace.client.node_client import CHANGED_ATTEMPTS
 from headrace.http.messages import Request, Response, http_date
 from headrace.overlay.merged_view import FileStat
+from headrace.overlay.syscalls import seen_at_rest
 from headrace.rest.problems import RefusedError
 from headrace.vfs.file_stat import is_directory, stat_of, version_text
 from headrace.vfs.local_vfs import LocalVfs
@@ -147,8 +148,7 @@ class FileOperations:
                 if attempt + 1 == CHANGED_ATTEMPTS:
                     raise
                 continue
-            # a file of the upper layer may have been replaced: the attributes are those of the opened one
-            return file_stat if isinstance(file_stat, Entry) else os.fstat(content.fd), content
+            return file_stat if isinstance(file_stat, Entry) else _described(content), content
         raise AssertionError
 
     def _content(self, request: Request, path: str, file_stat: FileStat, content: Content) -> Response:
@@ -172,12 +172,15 @@ class FileOperations:
             headers.append(("Content-Range", f"bytes {start}-{end - 1}/{size_bytes}"))
         response = Response(206 if span else 200, headers, content=content, start=start, end=end)
         if request.header(SUMS_HEADER) == SUMS_WORD and 0 < end - start <= SUMS_BYTES_MAX:
-            self._add_sums(response, file_stat, content)
+            self._add_sums(response, file_stat, content, names_version=if_match not in ("", "*"))
         return response
 
-    def _add_sums(self, response: Response, file_stat: FileStat, content: Content) -> None:
+    def _add_sums(
+        self, response: Response, file_stat: FileStat, content: Content, *, names_version: bool
+    ) -> None:
         """Add the checksums of the blocks to a response. Whole blocks that are cached are sent without reading them
-        here, with the checksums of their fetch. Others are read here, and compared with those checksums."""
+        here, with the checksums of their fetch. Others are read here, and compared with those checksums.
+        names_version: the request is for one version only. Raises VersionChangedError for bytes of another one."""
         start, end = response.start, response.end
         blocks = block_range(start, end)
         content.wait(start, end)
@@ -190,6 +193,8 @@ class FileOperations:
             data = content.read(start, end) if checked is None else checked
             if len(data) != end - start:
                 raise VersionChangedError("file", why=f"the file ends at byte {start + len(data)} now")
+            if names_version and _was_written(file_stat, content):
+                raise VersionChangedError("file", why="it was written while it was read")
             response.body, response.content = data, None
             content.close()
             sums = [xxhash.xxh3_64_intdigest(piece) for piece in pieces_of(memoryview(data), start)]
@@ -213,6 +218,19 @@ class FileOperations:
                     query.path, why="the received bytes do not match their checksum", hint="send them again"
                 )
                 raise RefusedError(422, error)
+
+
+def _described(content: Content) -> os.stat_result:
+    """Return the attributes of an opened file of the upper layer: another may have its name by now, and a write that
+    began may not have ended. Its size becomes that of the content."""
+    status = seen_at_rest(content.fd)
+    content.size_bytes = status.st_size
+    return status
+
+
+def _was_written(file_stat: FileStat, content: Content) -> bool:
+    """Return whether an opened file of the upper layer was written since it was described."""
+    return not isinstance(file_stat, Entry) and version_text(os.fstat(content.fd)) != version_text(file_stat)
 
 
 def pieces_of(data: memoryview, start: int) -> Iterator[memoryview]:
