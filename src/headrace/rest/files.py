@@ -27,7 +27,6 @@ from headrace.base.os_errors import translating_os_errors
 from headrace.client.node_client import CHANGED_ATTEMPTS
 from headrace.http.messages import Request, Response, http_date
 from headrace.overlay.merged_view import FileStat
-from headrace.overlay.syscalls import seen_at_rest
 from headrace.rest.problems import RefusedError
 from headrace.vfs.file_stat import is_directory, stat_of, version_text
 from headrace.vfs.local_vfs import LocalVfs
@@ -148,7 +147,7 @@ class FileOperations:
                 if attempt + 1 == CHANGED_ATTEMPTS:
                     raise
                 continue
-            return file_stat if isinstance(file_stat, Entry) else _described(content), content
+            return file_stat if isinstance(file_stat, Entry) else content.stat_at_rest(), content
         raise AssertionError
 
     def _content(self, request: Request, path: str, file_stat: FileStat, content: Content) -> Response:
@@ -218,14 +217,6 @@ class FileOperations:
                     query.path, why="the received bytes do not match their checksum", hint="send them again"
                 )
                 raise RefusedError(422, error)
-
-
-def _described(content: Content) -> os.stat_result:
-    """Return the attributes of an opened file of the upper layer: another may have its name by now, and a write that
-    began may not have ended. Its size becomes that of the content."""
-    status = seen_at_rest(content.fd)
-    content.size_bytes = status.st_size
-    return status
 
 
 def _was_written(file_stat: FileStat, content: Content) -> bool:

@@ -174,7 +174,7 @@ class Objects:
                     if attempt + 1 == CHANGED_ATTEMPTS:
                         raise
                     continue
-                fd_stat = os.fstat(content.fd)
+                fd_stat = content.stat_at_rest()
                 metadata = self.metadata.of(path, fd_stat, content.fd)
                 return attributes_of(fd_stat, content.fd), content, metadata
         raise AssertionError

@@ -21,6 +21,7 @@ from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.client.file import OpenFile
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.marks import is_whiteout
+from headrace.overlay.syscalls import seen_at_rest
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -98,6 +99,16 @@ class Content:
                 os.fsdecode(path), why="it is not a regular file", hint="read it through a mount"
             )
         return cls(status.st_size, fd=fd, grows=True)
+
+    def stat_at_rest(self) -> os.stat_result:
+        """Return the attributes of an open file of the upper layer after writes that run: another file may have its
+        name by now. Its size becomes that of the content."""
+        try:
+            status = seen_at_rest(self.fd)
+        except OSError:  # the disk can't read the first byte, but maybe those that are wanted
+            status = os.fstat(self.fd)
+        self.size_bytes = status.st_size
+        return status
 
     def wait(self, start: int, end: int) -> int:
         """Return a descriptor that has these bytes. OriginError and its kinds when they can't be fetched."""
