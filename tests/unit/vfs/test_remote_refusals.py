@@ -12,7 +12,7 @@ from typing import IO
 
 import pytest
 
-from headrace.base.errors import HeadraceError, NodeUnavailableError, ReadOnlyError
+from headrace.base.errors import HeadraceError, NodeUnavailableError, ProtocolError, ReadOnlyError
 from headrace.http.node_connection import Address
 from headrace.vfs.remote.cluster_client import ClusterClient
 
@@ -116,6 +116,23 @@ def test_the_reason_of_a_refusal_is_reported(
     assert isinstance(error, ReadOnlyError)
     assert error.why == "it is so"
     assert node.puts == 1
+
+
+@pytest.mark.parametrize("status", [200, 202, 301, 302, 307, 304])
+def test_an_answer_of_another_status_is_no_success(
+    status: int, start: Callable[[bytes], RefusingNode], tmp_path: Path
+) -> None:
+    """A proxy may answer in place of a node: with a redirect, or a page of its own. The bytes are nowhere."""
+    (tmp_path / "small").write_bytes(b"bytes")
+    node = start(head(status, b"") + b"")
+    error = put(node, lambda: (tmp_path / "small").open("rb"))
+    assert isinstance(error, ProtocolError)
+    assert str(status) in error.why
+
+
+def test_the_status_of_the_table_is_success(start: Callable[[bytes], RefusingNode], tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(b"bytes")
+    assert put(start(head(204, b"")), lambda: (tmp_path / "small").open("rb")) is None
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1", head(403, REFUSED) + REFUSED[:10], head(204, b"")])

@@ -151,9 +151,7 @@ def test_an_entry_of_a_size_that_no_file_has_is_an_error(open_vfs: OpenVfs, size
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_an_entry_of_a_time_that_no_file_has_is_an_error(open_vfs: OpenVfs, sign: int) -> None:
-    far_ns = (
-        20_000_000_000 * 1_000_000_000
-    )  # tmpfs has such times, beyond 64 bits of nanoseconds
+    far_ns = 20_000_000_000 * 1_000_000_000  # tmpfs has such times, beyond 64 bits of nanoseconds
     assert open_vfs(mtime_ns=sign * far_ns).look(b"/f", follow=True).mtime_ns == sign * far_ns
     with pytest.raises(ProtocolError, match="answer of"):
         open_vfs(mtime_ns=sign * 10**400).find(b"/f")

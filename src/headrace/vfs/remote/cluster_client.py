@@ -165,7 +165,7 @@ class ClusterClient:
 
         def send(node: ClusterNode) -> Reply:
             answer, link = self._send(node, name, query, body)
-            data = self._read_all(node, answer, link)
+            data = self._read_all(node, name, answer, link)
             try:
                 return convert(json.loads(data), kind)
             except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors, too
@@ -194,7 +194,7 @@ class ClusterClient:
             link = self._connect(node)  # an idle one may be dead, and then the effect is unknown
             data = body() if callable(body) else body
             try:
-                self._read_all(node, *self._send(node, name, query, data, headers, link=link))
+                self._read_all(node, name, *self._send(node, name, query, data, headers, link=link))
             except NodeUnavailableError:
                 broken_off = True
                 raise
@@ -257,7 +257,7 @@ class ClusterClient:
         def run() -> None:
             try:
                 answer, link = self._send(node, "startJob", {}, NewJob("fsck", os.fsdecode(path)))
-                self._read_all(node, answer, link)
+                self._read_all(node, "startJob", answer, link)
             except HeadraceError as error:
                 log.info("a node could not check a bad block error=%s", error)
 
@@ -419,10 +419,15 @@ class ClusterClient:
                     raise
                 link = None
 
-    def _read_all(self, node: ClusterNode, answer: HttpResponse, link: HttpConnection) -> bytes:
+    def _read_all(self, node: ClusterNode, name: str, answer: HttpResponse, link: HttpConnection) -> bytes:
+        """Return the body of an answer to an operation. Raises the error of the answer, and ProtocolError for another
+        status than that of the operation: a proxy may answer in place of the node, for example with a redirect."""
         if answer.status >= 400:
             raise self._error(node, answer, link)
-        return self._read_body(node, answer, link)
+        data = self._read_body(node, answer, link)
+        if answer.status != operation(name).status:
+            raise ProtocolError(node.address.who, why=f"it answers with status {answer.status}")
+        return data
 
     def _read_body(self, node: ClusterNode, answer: HttpResponse, link: HttpConnection) -> bytes:
         """Read a whole body and release the connection, or close it. Raises ProtocolError for a body that is too
