@@ -7,19 +7,23 @@ gets more time. A node that is down is detected in seconds.
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
+import io
 import os
-import select
 import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from headrace.base.errors import NodeUnavailableError, UsageError
 from headrace.identity.mutual import MutualTls
 from headrace.identity.names import StrangerError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 CONNECT_S = 3.0
 SILENCE_S = 3.0
@@ -100,8 +104,9 @@ class HttpConnection:
         self.pid = os.getpid()
         self.used = False
         """True after the first request. The node may have closed the connection since."""
-        self._is_node_alive = is_node_alive
+        self._patience = _Patience(address.who, is_node_alive)
         self._http = _connection(address)
+        self._http.response_class = functools.partial(_response_from, self._patience)  # type: ignore[assignment]
         with translating_http_errors(address.who):
             self._http.connect()
         self._sock = self._http.sock
@@ -117,9 +122,7 @@ class HttpConnection:
             except (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
                 response = self._refusal()
             else:
-                self._sock = self._http.sock  # it connects again after an answer that closed the connection
-                self._wait()
-                response = self._http.getresponse()
+                response = self._await_response()
         self.used = True
         return HttpResponse(response, self.address.who)
 
@@ -131,13 +134,17 @@ class HttpConnection:
             raise ConnectionResetError("it closed the connection")
         return response
 
-    def _wait(self) -> None:
-        sock = self._http.sock
-        poll = select.poll()
-        poll.register(sock, select.POLLIN)
-        while not poll.poll(SILENCE_S * 1000):
-            if not self._is_node_alive():
-                raise NodeUnavailableError(self.address.who, why="it stopped answering")
+    def _await_response(self) -> http.client.HTTPResponse:
+        """Wait for the head of the response, as long as the node is alive."""
+        self._sock = sock = self._http.sock  # it connects again after an answer that closed the connection
+        sock.settimeout(SILENCE_S)
+        self._patience.awaits_head = True
+        try:
+            return self._http.getresponse()
+        finally:
+            self._patience.awaits_head = False
+            with contextlib.suppress(OSError):  # it is closed
+                sock.settimeout(STALL_S)
 
     @property
     def is_open(self) -> bool:
@@ -151,6 +158,60 @@ class HttpConnection:
 
     def close(self) -> None:
         self._http.close()
+
+
+class _Patience:
+    """Decides whether a call waits on for a node that is silent. awaits_head: nothing of its answer is there yet."""
+
+    def __init__(self, who: str, is_node_alive: Callable[[], bool]) -> None:
+        self.awaits_head = False
+        self._who = who
+        self._is_node_alive = is_node_alive
+
+    def check(self) -> None:
+        """Return if the call waits on after the timeout of its socket."""
+        if not self.awaits_head:
+            raise TimeoutError("it sent nothing more")
+        if not self._is_node_alive():
+            raise NodeUnavailableError(self._who, why="it stopped answering")
+
+
+def _response_from(patience: _Patience, sock: socket.socket, **options: Any) -> http.client.HTTPResponse:
+    return http.client.HTTPResponse(_PatientFile(sock, patience), **options)  # type: ignore[arg-type]
+
+
+class _PatientFile:
+    """Opens a socket as a file for http.client. A socket of TLS may be readable without any byte of an answer, for
+    example after a ticket of its session, so a poll can't tell whether the node is silent."""
+
+    def __init__(self, sock: socket.socket, patience: _Patience) -> None:
+        self._sock = sock
+        self._patience = patience
+
+    def makefile(self, _: str) -> io.BufferedReader:
+        return io.BufferedReader(_PatientReader(self._sock, self._patience))
+
+
+class _PatientReader(io.RawIOBase):
+    def __init__(self, sock: socket.socket, patience: _Patience) -> None:
+        super().__init__()
+        self._sock = sock
+        self._patience = patience
+        self._opened = sock.makefile("rb", buffering=0)  # the socket stays open as long as this
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        while True:
+            try:
+                return self._sock.recv_into(buffer)
+            except TimeoutError:
+                self._patience.check()
+
+    def close(self) -> None:
+        self._opened.close()
+        super().close()
 
 
 class translating_http_errors:
