@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,10 +16,13 @@ import xxhash
 
 from headrace.base.errors import ProtocolError, VersionChangedError
 from headrace.http.node_connection import Address
+from headrace.testing.waiting import wait_for
 from headrace.vfs.remote import cluster_client, content
 from headrace.vfs.remote.cluster_client import STEP_BYTES, ClusterClient
+from headrace.vfs.remote.content import RemoteContent
 from headrace.vfs.remote.remote_vfs import RemoteVfs
 
+LIMIT_S = 60.0
 MIB = 1 << 20
 SIZE = 2 * STEP_BYTES + 3
 VERSIONS = {'"old"': b"o" * SIZE, '"new"': b"n" * SIZE}
@@ -28,7 +32,7 @@ OpenVfs = Callable[..., RemoteVfs]
 class Handler(BaseHTTPRequestHandler):
     """Serves the old version to the first request for bytes, and the new one to later ones. is_replaced: False if
     there is only the old one. names_tags: its answers have ETags. compares: it refuses a request for another version.
-    size: what it says of the entry."""
+    size: what it says of the entry. held_from: bytes from there on are sent when `may_send` is set."""
 
     protocol_version = "HTTP/1.1"
     is_replaced: ClassVar[bool] = True
@@ -36,6 +40,8 @@ class Handler(BaseHTTPRequestHandler):
     compares: ClassVar[bool] = False
     size: ClassVar[object] = SIZE
     mtime_ns: ClassVar[int] = 0
+    may_send: ClassVar[threading.Event]
+    held_from: ClassVar[int] = SIZE
     requests: ClassVar[list[str]]
 
     def do_GET(self) -> None:
@@ -63,6 +69,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         first, _, last = self.headers["range"].removeprefix("bytes=").partition("-")
         start, end = int(first), min(int(last) + 1, SIZE)
+        if start >= self.held_from:
+            self.may_send.wait(LIMIT_S)
         headers = {"Content-Range": f"bytes {start}-{end - 1}/{SIZE}"}
         if self.names_tags:
             headers["ETag"] = tag
@@ -189,6 +197,37 @@ def test_a_whole_file_arrives_in_steps(open_vfs: OpenVfs, monkeypatch: pytest.Mo
         assert opened.wait_whole() == fd
     finally:
         opened.close()
+
+
+# ------------------------------------------------------------ forks
+
+
+def test_a_forked_child_reads_on_where_its_parent_read_ahead(open_vfs: OpenVfs) -> None:
+    """It has no thread that fetches the next window."""
+    may_send, window = threading.Event(), content.WINDOW_BYTES_MIN
+    opened = open_vfs(is_replaced=False, held_from=2 * window, may_send=may_send).content(b"/f")
+    assert isinstance(opened, RemoteContent)
+    target = memoryview(bytearray(window))
+    for start in (0, window):
+        assert opened.read_into(target, start) == window
+    assert opened._next is not None, "the next window is being fetched"
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            count = opened.read_into(target, 2 * window)
+            code = 0 if target[:count] == VERSIONS['"old"'][:count] else 2
+        finally:
+            os._exit(code)
+    may_send.set()
+    try:
+        wait_for(lambda: os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT), limit_s=LIMIT_S)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code == 0
+    assert opened.read_into(target, 2 * window) == window
+    opened.close()
 
 
 # ------------------------------------------------------------ long answers

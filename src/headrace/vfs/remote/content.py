@@ -82,11 +82,21 @@ class RemoteContent(Content):
         self._nodes = nodes
         self._path = path
         self._etag = etag
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._window_at = 0
         self._window = memoryview(b"")
         self._window_bytes = WINDOW_BYTES_MIN
         self._next: tuple[int, Future[memoryview]] | None = None
+
+    def _held(self) -> threading.Lock:
+        """Return the lock of the window and of `fd`. A forked child gets another one, and drops the window that its
+        parent fetches ahead: it has no thread that does, and none that frees the lock."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._lock = threading.Lock()
+            self._next = None
+        return self._lock
 
     def read(self, start: int, end: int) -> bytes:
         end = min(end, self.size_bytes)
@@ -105,7 +115,7 @@ class RemoteContent(Content):
         if count >= DIRECT_BYTES:
             fetch_into(self._nodes, self._path, self._etag, target[:count], start)
             return count
-        with self._lock:
+        with self._held():
             if not self._window_at <= start < self._window_at + len(self._window):
                 self._move_window(start)
             offset = start - self._window_at
@@ -140,7 +150,7 @@ class RemoteContent(Content):
 
     def wait_whole(self, cancel: Cancel | None = None) -> int:
         """Return a file in memory that has all bytes. A cancel has no effect."""
-        with self._lock:
+        with self._held():
             if self.fd < 0:
                 self.fd = self._fetch_whole()
             return self.fd
