@@ -228,6 +228,19 @@ class Connection:
         )
 
 
+def is_welcoming(socket_path: str, *, role: str, cancel: Cancel | None = None) -> bool:
+    """Return whether a node welcomes a new connection. A node that is stopped, or whose loop hangs, does not. True if
+    this process has no descriptor for a connection."""
+    try:
+        Connection(socket_path, role=role, cancel=cancel).close()
+    except NodeUnavailableError:
+        return False
+    except OSError as error:
+        if isinstance(error, HeadraceError):
+            raise
+    return True
+
+
 class Connections:
     """Pools connections. patience_s: seconds that `ask` retries while the node is restarting. on_welcome: called with
     the node's description of itself on each new connection."""
@@ -280,12 +293,7 @@ class Connections:
             connection.close()
 
     def is_alive(self, cancel: Cancel | None = None) -> bool:
-        """Return whether the node welcomes a new connection."""
-        try:
-            Connection(self.path, role=self._role, cancel=cancel).close()
-        except NodeUnavailableError:
-            return False
-        return True
+        return is_welcoming(self.path, role=self._role, cancel=cancel)
 
     def acquire(self, cancel: Cancel | None = None) -> Connection:
         """Return a connection for the caller's exclusive use, a new one if none is free."""

@@ -21,7 +21,7 @@ from headrace.base.errors import (
     PathNotFoundError,
     UsageError,
 )
-from headrace.client.connection import Connection
+from headrace.client.connection import Connection, is_welcoming
 from headrace.client.node_client import NodeClient
 from headrace.rest.problems import problem_of
 from headrace.rest.waiters import Waiters
@@ -133,7 +133,7 @@ class JobOperations:
         connection = Connection(self._client.socket, role="rest")
         try:
             connection.send(JobStart(kind=new.kind, path=new.path, options=new.options))
-            first = connection.receive()
+            first = connection.receive(is_alive=lambda: is_welcoming(self._client.socket, role="rest"))
             assert isinstance(first, JobState)
             if first.id:
                 connection.close()

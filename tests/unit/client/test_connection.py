@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -413,6 +414,30 @@ def test_a_call_that_takes_long_at_a_live_node_goes_on(
     node.answer = answer
     assert in_thread(lambda: pool.ask(ASK)) == [Done()]
     assert len(node.asked(Lookup)) == 1
+
+
+def test_a_process_without_a_free_descriptor_waits_on(
+    node: ScriptedNode, pool: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can't check the node, which may be alive."""
+    monkeypatch.setattr("headrace.client.connection.SILENCE_S", 0.05)
+    pool.ask(ASK)
+    checks = 0
+
+    class NoSocket(socket.socket):
+        def __init__(self, *_: object) -> None:
+            nonlocal checks
+            checks += 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def answer(request: Message) -> list[Answer]:
+        wait_until(lambda: checks >= 3)
+        return [Done()]
+
+    node.answer = answer
+    monkeypatch.setattr("headrace.client.connection.socket.socket", NoSocket)
+    assert in_thread(lambda: pool.ask(ASK)) == [Done()]
+    monkeypatch.undo()
 
 
 def test_a_stream_of_a_node_that_became_silent_ends(

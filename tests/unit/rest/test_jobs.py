@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from headrace.base.errors import PathNotFoundError, UsageError
+from headrace.base.errors import NodeUnavailableError, PathNotFoundError, UsageError
 from headrace.rest import waiters
 from headrace.rest.jobs import JobOperations
 from headrace.testing.waiting import wait_for
-from headrace.wire.api import ApiJob
-from headrace.wire.messages import JobList, JobRow, JobRows
+from headrace.wire.api import ApiJob, NewJob
+from headrace.wire.messages import JobList, JobRow, JobRows, Welcome
+from tests.unit.client.scripted_node import ScriptedNode
 
 WAIT_S = 600.0
 JOIN_S = 60.0
@@ -77,6 +79,35 @@ def test_a_request_for_one_job_asks_the_node_for_no_other_one() -> None:
     with pytest.raises(PathNotFoundError):
         operations.get("job-2", 0.0)
     assert [job.id for job in operations.all()] == ["job-1"]
+
+
+def test_a_job_of_a_node_that_hangs_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request for one held a thread for as long as the node hung."""
+    monkeypatch.setattr("headrace.client.connection.SILENCE_S", 0.05)
+    monkeypatch.setattr("headrace.client.connection.WELCOME_LIMIT_S", 0.5)
+    node = ScriptedNode(str(tmp_path / "node.sock"), Welcome(2, "/none", [], 1))
+    node.start()
+
+    def hang(request: object) -> list[Any]:
+        node.welcome = None
+        return []
+
+    node.answer = hang
+    operations = JobOperations(cast(Any, SimpleNamespace(socket=node.path)))
+    errors: list[NodeUnavailableError] = []
+
+    def start() -> None:
+        try:
+            operations.start(NewJob("fsck", "/"))
+        except NodeUnavailableError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=start, daemon=True)
+    thread.start()
+    thread.join(JOIN_S)
+    assert len(errors) == 1
+    assert node.left.acquire(timeout=JOIN_S), "its connection is closed"
+    node.stop()
 
 
 @pytest.mark.parametrize("id", ["job-1", "node-1"])
