@@ -28,6 +28,7 @@ from headrace.client.node_client import CHANGED_ATTEMPTS
 from headrace.http.messages import Request, Response, http_date
 from headrace.overlay.merged_view import FileStat
 from headrace.rest.problems import RefusedError
+from headrace.rest.uploads import CreatedFiles
 from headrace.vfs.file_stat import is_directory, stat_of, version_text
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.vfs.streams import Content
@@ -37,6 +38,7 @@ from headrace.wire.api import (
     SUMS_BYTES_MAX,
     SUMS_HEADER,
     SUMS_WORD,
+    UPLOAD_HEADER,
     ApiEntries,
     ApiEntry,
     EntryQuery,
@@ -70,6 +72,7 @@ class FileOperations:
 
     def __init__(self, vfs: LocalVfs) -> None:
         self._vfs = vfs
+        self._created = CreatedFiles()
 
     # ------------------------------------------------------------ names
 
@@ -203,6 +206,15 @@ class FileOperations:
         """Write a file. On return it has the durability that its write mode promises. Bytes that don't match their
         checksum are discarded: raises RefusedError 422. Raises NoSpaceError or StoreError for errors of the disk."""
         path = path_of(query.path)
+        upload_id = "" if query.replace else request.header(UPLOAD_HEADER)
+        with self._created.once(upload_id, path) as was_created:
+            if was_created:
+                for _ in pieces:  # a client reads no answer before it has sent all
+                    pass
+                return
+            self._write(path, request, query, pieces)
+
+    def _write(self, path: bytes, request: Request, query: PutQuery, pieces: Iterator[bytes]) -> None:
         expected_sum = request.header(SUM_HEADER).lower()
         with (
             translating_os_errors(path),

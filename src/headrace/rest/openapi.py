@@ -17,6 +17,7 @@ from headrace.wire.api import (
     SUM_HEADER,
     SUMS_HEADER,
     SUMS_WORD,
+    UPLOAD_HEADER,
     Operation,
     Problem,
     Value,
@@ -41,6 +42,11 @@ _READ_HEADERS = {
 _WRITE_HEADERS = {
     SUM_HEADER: (
         "The xxh3-64 of the body, as 16 hex digits. A body that does not match is discarded.",
+        {"type": "string"},
+    ),
+    UPLOAD_HEADER: (
+        "32 hex digits, chosen by the client, with `replace=false`. A repeated request with them succeeds if the first "
+        "one created the file.",
         {"type": "string"},
     ),
 }

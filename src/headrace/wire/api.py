@@ -36,6 +36,9 @@ is the checksum taken when the block was fetched, so that the client verifies it
 SUM_HEADER = "headrace-checksum"
 """Header of a request that uploads content: xxh3-64 of all its bytes, 16 hex digits. The gateway discards content that
 does not match."""
+UPLOAD_HEADER = "headrace-upload"
+"""Header of a request that uploads content and replaces nothing: 32 hex digits, chosen by the client. A gateway that
+created the file by an upload with them answers a repeated one as it answered the first."""
 SUMS_WORD = "xxh3-64"
 SUMS_BYTES_MAX = 32 << 20
 """Bytes of the longest range that is answered with checksums."""

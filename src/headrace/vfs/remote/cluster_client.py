@@ -181,29 +181,45 @@ class ClusterClient:
         body: Value | Callable[[], IO[bytes]] | None = None,
         headers: dict[str, str] | None = None,
         repeatable: Callable[[HeadraceError], bool] = lambda _: False,
+        is_own: Callable[[HeadraceError], bool] = lambda _: False,
     ) -> None:
         """Run an operation that changes something and has no answer. A node that breaks off may have run it, so the
         next node gets the request again. After that, an error is ignored if it only reports that the operation was done
-        before (`repeatable`)."""
-        broken_off = False
+        before (`repeatable`). is_own: an error that also reports what another client did. It is ignored if a node that
+        broke off answers the request again, which that node recognizes."""
+        broken_off: list[ClusterNode] = []
 
-        def send(node: ClusterNode) -> None:
-            nonlocal broken_off
-            if node not in self._changed_at:
-                self._changed_at.append(node)
+        def send_once(node: ClusterNode) -> None:
             link = self._connect(node)  # an idle one may be dead, and then the effect is unknown
             data = body() if callable(body) else body
             try:
                 self._read_all(node, name, *self._send(node, name, query, data, headers, link=link))
             except NodeUnavailableError:
-                broken_off = True
+                if node not in broken_off:
+                    broken_off.append(node)
                 raise
-            except HeadraceError as error:
-                if not (broken_off and repeatable(error)):
-                    raise
             finally:
                 if data is not None and not isinstance(data, Value):
                     data.close()
+
+        def was_done(node: ClusterNode) -> bool:
+            try:
+                send_once(node)
+            except HeadraceError:
+                return False
+            return True
+
+        def send(node: ClusterNode) -> None:
+            if node not in self._changed_at:
+                self._changed_at.append(node)
+            try:
+                send_once(node)
+            except HeadraceError as error:
+                if isinstance(error, NodeUnavailableError) or not broken_off:
+                    raise
+                others = [other for other in broken_off if other is not node]
+                if not (repeatable(error) or (is_own(error) and any(map(was_done, others)))):
+                    raise
 
         self._first(self._order(), send)
         self._changed_s = time.monotonic()

@@ -6,6 +6,7 @@ Written bytes are gathered in a file of this host. The close uploads it as a who
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 import tempfile
 from collections.abc import Callable, Generator, Iterator
@@ -33,6 +34,7 @@ from headrace.vfs.streams import Content, WriteStream
 from headrace.wire.api import (
     PAGE_NAMES,
     SUM_HEADER,
+    UPLOAD_HEADER,
     ApiEntries,
     ApiEntry,
     ApiStatus,
@@ -155,11 +157,15 @@ class RemoteVfs(RequestVfs):
             digest.update(data)
             offset += len(data)
 
+        headers = {SUM_HEADER: digest.hexdigest()}
+        if not replace:
+            headers[UPLOAD_HEADER] = secrets.token_hex(16)
         self.nodes.change(
             "writeContent",
             {"path": path, "replace": replace},
             body=lambda: open(f"/proc/self/fd/{fd}", "rb"),  # noqa: SIM115 - opened again for each node that is tried
-            headers={SUM_HEADER: digest.hexdigest()},
+            headers=headers,
+            is_own=lambda error: isinstance(error, PathExistsError),
         )
 
     def append(self, path: bytes, *, is_broken_off: Callable[[], bool] = lambda: False) -> WriteStream:
