@@ -153,7 +153,7 @@ def test_an_open_file_never_has_bytes_of_another_version(open_vfs: OpenVfs, *, c
 @pytest.mark.parametrize("size", [-1, 1 << 63, 10**30, 1.5, "7"])
 def test_an_entry_of_a_size_that_no_file_has_is_an_error(open_vfs: OpenVfs, size: object) -> None:
     vfs = open_vfs(size=size)
-    with pytest.raises(ProtocolError, match="answer of"):
+    with pytest.raises(ProtocolError, match=r"answer of|no file has its size or its time"):
         vfs.content(b"/f")
 
 
@@ -161,7 +161,7 @@ def test_an_entry_of_a_size_that_no_file_has_is_an_error(open_vfs: OpenVfs, size
 def test_an_entry_of_a_time_that_no_file_has_is_an_error(open_vfs: OpenVfs, sign: int) -> None:
     far_ns = 20_000_000_000 * 1_000_000_000  # tmpfs has such times, beyond 64 bits of nanoseconds
     assert open_vfs(mtime_ns=sign * far_ns).look(b"/f", follow=True).mtime_ns == sign * far_ns
-    with pytest.raises(ProtocolError, match="answer of"):
+    with pytest.raises(ProtocolError, match=r"answer of|no file has its size or its time"):
         open_vfs(mtime_ns=sign * 10**400).find(b"/f")
 
 

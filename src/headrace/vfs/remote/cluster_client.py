@@ -38,7 +38,6 @@ from headrace.base.tokens import Tokens
 from headrace.http.node_connection import Address, HttpConnection, HttpResponse, is_alive
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
 from headrace.wire.api import (
-    INT64_MAX,
     SUMS_HEADER,
     SUMS_WORD,
     Cluster,
@@ -54,6 +53,8 @@ STEP_BYTES = 4 << 20
 """Bytes of one request at most. A larger range takes several requests, at one time."""
 THREADS = 16
 IDLE_LINKS_MAX = 32
+SIZE_BYTES_MAX = (1 << 63) - 1
+"""Largest file of a file system, whose offsets are off_t. Its times are as many seconds at most."""
 ANSWER_BYTES_MAX = 64 << 20
 """Most bytes of an answer in JSON. The longest are pages of a listing with long names."""
 VIEW_S = 15.0
@@ -517,9 +518,9 @@ def _word(value: Word) -> bytes:
 
 def _size(text: str) -> int:
     """Return the size of a file that a node names. Raises ValueError unless a file can have it."""
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(INT64_MAX))):
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(SIZE_BYTES_MAX))):
         raise ValueError(text[:100])
-    if (size := int(text)) > INT64_MAX:
+    if (size := int(text)) > SIZE_BYTES_MAX:
         raise ValueError(text)
     return size
 

@@ -20,13 +20,14 @@ from headrace.base.errors import (
     NotSupportedError,
     PathExistsError,
     PathNotFoundError,
+    ProtocolError,
     StoreError,
 )
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.base.namespace_path import split
 from headrace.overlay.merged_view import FileStat
 from headrace.vfs.file_stat import attributes_of_row, is_directory
-from headrace.vfs.remote.cluster_client import STEP_BYTES, ClusterClient
+from headrace.vfs.remote.cluster_client import SIZE_BYTES_MAX, STEP_BYTES, ClusterClient
 from headrace.vfs.remote.content import RemoteContent, fetch_into, filled
 from headrace.vfs.remote.jobs import RemoteJobs
 from headrace.vfs.request_vfs import RequestVfs
@@ -84,7 +85,7 @@ class RemoteVfs(RequestVfs):
                 "listEntries", ApiEntries, path=os.fsdecode(path), after=position, limit=PAGE_NAMES
             )
             for row in page.entries:
-                yield os.fsencode(row.path.rpartition("/")[2]), status_of(row)
+                yield os.fsencode(row.path.rpartition("/")[2]), status_of(_checked(row))
             position = page.next
 
     def readlink(self, path: bytes) -> bytes:
@@ -92,7 +93,7 @@ class RemoteVfs(RequestVfs):
 
     def look(self, path: bytes, *, follow: bool) -> ApiEntry:
         """Return the entry that a node reports for a path. Raises PathNotFoundError."""
-        return self.nodes.ask("getEntry", ApiEntry, path=os.fsdecode(path), follow=follow)
+        return _checked(self.nodes.ask("getEntry", ApiEntry, path=os.fsdecode(path), follow=follow))
 
     # ------------------------------------------------------------ reading
 
@@ -224,6 +225,13 @@ class RemoteVfs(RequestVfs):
 
 def _is_gone(error: HeadraceError) -> bool:
     return isinstance(error, PathNotFoundError)
+
+
+def _checked(row: ApiEntry) -> ApiEntry:
+    """Return a row of another host if a file may have its numbers. Raises ProtocolError."""
+    if not (0 <= row.size_bytes <= SIZE_BYTES_MAX and abs(row.mtime_ns) // 1_000_000_000 <= SIZE_BYTES_MAX):
+        raise ProtocolError(f"entry {row.path}"[:300], why="no file has its size or its time")
+    return row
 
 
 def status_of(row: ApiEntry) -> FileStat:
