@@ -92,6 +92,11 @@ class Beliefs:
         is_lasting = self._seals is not None and kind is not None and kind.is_lasting
         return self.close(key, ENDED) if is_lasting and key in self._held else None
 
+    def raw_of_ended(self, key: str) -> bytes | None:
+        """Return the bytes in etcd of a record that was ended; None: there is no record."""
+        held = self._held.get(key)
+        return held.raw if held is not None and held.value is None else None
+
     def held(self, key: str) -> Held | None:
         return self._held.get(key)
 

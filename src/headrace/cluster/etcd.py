@@ -128,15 +128,19 @@ class EtcdRecords:
 
     async def create(self, key: str, value: bytes, leased: bool = False) -> bool:  # noqa: FBT001, FBT002
         lease = await self._lease.acquire() if leased else None
-        held = self._beliefs.held(key)
-        ended = held.raw if held is not None and held.value is None else None
-        return await self._exchange(key, ended, value, lease)
+        is_created = await self._exchange(key, self._beliefs.raw_of_ended(key), value, lease)
+        if is_created and leased:
+            self._leased[key] = value
+        return is_created
 
     async def replace(self, key: str, old: bytes, new: bytes, *, leased: bool = False) -> bool:
         leased = leased or key in self._leased
         lease = await self._lease.acquire() if leased else None
         has_value, raw = await _raw_of(self._beliefs, key, old, get=self.get)
-        return has_value and await self._exchange(key, raw, new, lease)
+        is_replaced = has_value and await self._exchange(key, raw, new, lease)
+        if is_replaced and leased:
+            self._leased[key] = new
+        return is_replaced
 
     async def _exchange(self, key: str, raw: bytes | None, value: bytes, lease: int | None) -> bool:
         """Write a record if these bytes are in etcd (None: no record). Return whether they were."""
@@ -144,20 +148,24 @@ class EtcdRecords:
         exchanged = await self._exchange_raw(key, raw, closed, lease)
         if exchanged:
             self._beliefs.wrote(key, value, closed)
-        if exchanged and lease is not None:
-            self._leased[key] = value
         return exchanged
 
     async def _exchange_raw(self, key: str, raw: bytes | None, new: bytes, lease: int | None = None) -> bool:
-        name = self._key(key)
+        """Write these bytes if those are there. A request whose answer was lost is sent again: when it finds its own
+        bytes, the first one wrote them."""
+        name, requests = self._key(key), 0
 
         async def transact(client: Any) -> bool:
+            nonlocal requests
+            requests += 1
             operations = client.transactions
             condition = operations.version(name) == 0 if raw is None else operations.value(name) == raw
-            done, _ = await client.transaction(
-                compare=[condition], success=[operations.put(name, new, lease)], failure=[]
+            done, answers = await client.transaction(
+                compare=[condition],
+                success=[operations.put(name, new, lease)],
+                failure=[operations.get(name)],
             )
-            return bool(done)
+            return bool(done) or (requests > 1 and [bytes(value) for value, _ in answers[0]] == [new])
 
         return await self._connection.call(transact)
 
@@ -315,14 +323,19 @@ class EtcdRecords:
 
     async def _rewrite_leased(self) -> None:
         """Write leased records again, but never over a record that another node wrote meanwhile. The watch reports
-        that one, and the two nodes must not overwrite each other."""
+        that one, and the two nodes must not overwrite each other. A record that this node deletes or replaces meanwhile
+        is left out."""
         for key, value in [*self._leased.items()]:
-            if await self.create(key, value, leased=True) or await self.replace(
-                key, value, value, leased=True
-            ):
+            lease = await self._lease.acquire()
+            if self._leased.get(key) != value:
                 continue
-            if self._beliefs.are_sealed and await self.get(key) == NOTHING:
-                await self.replace(key, NOTHING, value, leased=True)
+            if await self._exchange(key, self._beliefs.raw_of_ended(key), value, lease):
+                continue
+            is_spoiled = self._beliefs.are_sealed and await self.get(key) == NOTHING
+            old = NOTHING if is_spoiled else value
+            has_value, raw = await _raw_of(self._beliefs, key, old, get=self.get)
+            if has_value:
+                await self._exchange(key, raw, value, lease)
 
 
 async def _raw_of(

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
+import aetcd
 import pytest
 
 from headrace.base.errors import ClusterUnavailableError, NodeIdTakenError
@@ -127,6 +129,45 @@ async def test_a_lease_that_was_revoked_is_loud_and_mended(
         await records._connection.call(lambda client: client.revoke_lease(lease))
         await until(lambda: values[:3] == [b"1", None, b"1"])
     assert any(record.levelname == "ERROR" for record in caplog.records)
+
+
+def lose_next_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let etcd execute the next transaction of a node, and lose its answer."""
+    monkeypatch.undo()
+    transaction, is_lost = aetcd.Client.transaction, False
+
+    async def lose(client: Any, *args: Any, **parts: Any) -> Any:
+        nonlocal is_lost
+        answer = await transaction(client, *args, **parts)
+        if not is_lost:
+            is_lost = True
+            raise ConnectionError("the answer was lost by plan")
+        return answer
+
+    monkeypatch.setattr(aetcd.Client, "transaction", lose)
+
+
+async def test_a_write_whose_answer_was_lost_is_known_as_this_nodes_own(
+    etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim or a lease would otherwise seem to be another node's."""
+    records = EtcdRecords([etcd.address] * 2, prefix="/test/lost-answers/", lease_s=2)
+    await records.start()
+    try:
+        lose_next_answer(monkeypatch)
+        assert await records.create("rights/d", b"me", leased=True)
+        assert not await records.create("rights/d", b"me", leased=True)  # nothing was lost
+        assert "rights/d" in records._leased
+        lose_next_answer(monkeypatch)
+        assert await records.replace("rights/d", b"me", b"me again")
+        assert await records.get("rights/d") == b"me again"
+        lose_next_answer(monkeypatch)
+        assert not await records.replace("rights/d", b"me", b"once more")
+        lose_next_answer(monkeypatch)
+        assert not await records.create("rights/d", b"of another one", leased=True)
+        assert await records.get("rights/d") == b"me again"
+    finally:
+        await records.close()
 
 
 async def test_a_lease_is_kept_while_the_loop_is_busy(etcd: EtcdServer) -> None:

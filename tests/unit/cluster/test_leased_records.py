@@ -71,3 +71,55 @@ async def test_a_record_that_could_not_be_written_is_not_written_later(
     with pytest.raises(ClusterUnavailableError):
         await records.put("nodes/b", b"new", leased=True)
     assert records._leased == {"nodes/a": b"as it was"}
+
+
+async def test_a_record_that_is_deleted_meanwhile_is_not_written_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as the lease of a directory that another node requests after an outage of etcd."""
+    records = EtcdRecords(["127.0.0.1:1"], prefix="/", lease_s=10)
+    written: list[str] = []
+
+    async def acquire() -> int:
+        return 7
+
+    async def exchange(key: str, raw: bytes | None, new: bytes, lease: int | None = None) -> bool:
+        written.append(key)
+        await records.delete("rights/b")
+        await records.put("rights/c", b"new")
+        return True
+
+    async def answer(_: Any) -> None:
+        return None
+
+    monkeypatch.setattr(records._lease, "acquire", acquire)
+    monkeypatch.setattr(records._connection, "call", answer)
+    monkeypatch.setattr(records, "_exchange_raw", exchange)
+    records._leased |= {"rights/a": b"mine", "rights/b": b"mine", "rights/c": b"mine", "rights/d": b"mine"}
+    await records._rewrite_leased()
+    assert written == ["rights/a", "rights/d"]
+    assert records._leased == {"rights/a": b"mine", "rights/d": b"mine"}
+
+
+async def test_a_record_that_is_deleted_while_it_is_written_again_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The watch reports that it was deleted, and the node must not write it once more."""
+    records = EtcdRecords(["127.0.0.1:1"], prefix="/", lease_s=10)
+
+    async def acquire() -> int:
+        return 7
+
+    async def exchange(key: str, raw: bytes | None, new: bytes, lease: int | None = None) -> bool:
+        await records.delete(key)
+        return True
+
+    async def answer(_: Any) -> None:
+        return None
+
+    monkeypatch.setattr(records._lease, "acquire", acquire)
+    monkeypatch.setattr(records._connection, "call", answer)
+    monkeypatch.setattr(records, "_exchange_raw", exchange)
+    records._leased["rights/a"] = b"mine"
+    await records._rewrite_leased()
+    assert not records._leased
