@@ -121,6 +121,7 @@ def build_link(config: Config, policy: CurrentPolicy, *, capacity_bytes: int) ->
     )
     on_view: Listeners[[ClusterView]] = Listeners()
     on_view.add(_log_members)
+    on_view.add(peers.on_view)
     members_path = os.path.join(cache_folder, "members.json")
     membership = Membership(
         records,

@@ -34,7 +34,7 @@ from headrace.peer.calls import Call, FetchCall, Fetched, StreamingCall, UnaryCa
 from headrace.peer.connection_pool import PING_S, ConnectionPool, Peer
 from headrace.peer.latency import size_class
 from headrace.peer.peer_table import PeerTable
-from headrace.ring.view import NodeInfo
+from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.messages import Done
 from headrace.wire.peer_frame import SPOKEN
 from headrace.wire.peer_messages import (
@@ -121,7 +121,10 @@ class PeerClient:
     ) -> Names:
         call = UnaryCall(LookupShared(path, name, epoch, anew), Names)
         await self._execute_if_usable(self.table.peer(node), call, deadline)
-        return call.result()
+        names = call.result()
+        if [row.name for row in names.rows] not in ([], [name]):
+            raise PeerError(f"node {node.id} at {node.address}", why="it answers a lookup with other names")
+        return names
 
     async def invalidate_listing(
         self, node: NodeInfo, path: bytes, *, relist: bool, below: bool, deadline: Deadline
@@ -219,6 +222,12 @@ class PeerClient:
         finally:
             task.cancel()
 
+    def on_view(self, view: ClusterView) -> None:
+        """Forget nodes that left the cluster long ago."""
+        gone = self.table.forget_absent(view.nodes, now_s=time.monotonic())
+        for key in [key for key in self._batchers if key[0] in gone]:
+            del self._batchers[key]
+
     def usable(self, node: NodeInfo) -> bool:
         """Return whether the node is worth a request. A node that failed is probed in the background, to detect its
         return."""
@@ -226,7 +235,7 @@ class PeerClient:
         if peer.breaker.closed:
             return True
         if not self.table.is_closed and peer.breaker.take_probe(time.monotonic()):
-            self._tasks.start(self._probe(peer))
+            self._tasks.start(_probe(self._pool, peer))
         return False
 
     def is_slow(self, node: NodeInfo) -> bool:
@@ -301,9 +310,10 @@ class PeerClient:
         except HeadraceError as error:
             log.info("a peer did not check its corrupt file node=%s path=%s error=%s", peer.who, path, error)
 
-    async def _probe(self, peer: Peer) -> None:
-        with contextlib.suppress(HeadraceError):
-            await self._pool.ping(peer, Deadline.after(PING_S))
+
+async def _probe(pool: ConnectionPool, peer: Peer) -> None:
+    with contextlib.suppress(HeadraceError):
+        await pool.ping(peer, Deadline.after(PING_S))
 
 
 def _call_on(loop: asyncio.AbstractEventLoop, call: Callable[[Argument], None], argument: Argument) -> None:

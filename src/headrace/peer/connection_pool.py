@@ -68,7 +68,13 @@ class Peer:
         self.last_received_s = float("-inf")
         self.connect_failed_s = float("-inf")
         self.connect_error: HeadraceError | None = None
+        self.is_forgotten = False  # no connection of it is kept any more
         self.requests = self.errors = self.bytes_received = self.files_received = 0
+
+    def forget(self) -> None:
+        """Close the idle connections, and each of the others at the end of its request."""
+        self.is_forgotten = True
+        self.close_idle()
 
     def close_idle(self, before_s: float = float("inf")) -> None:
         for connection in self.idle:
@@ -269,7 +275,7 @@ class ConnectionPool:
         return connection
 
     def _release(self, peer: Peer, connection: PeerConnection) -> None:
-        if self._closed or len(peer.idle) >= IDLE_CONNECTIONS_MAX:
+        if self._closed or peer.is_forgotten or len(peer.idle) >= IDLE_CONNECTIONS_MAX:
             connection.close()
             return
         connection.idle_since_s = time.monotonic()

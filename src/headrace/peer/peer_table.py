@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from typing import Any
 
 from headrace.base.errors import PeerError
@@ -12,6 +13,8 @@ from headrace.peer.latency import Latencies
 from headrace.ring.view import NodeInfo
 
 SWEEP_S = 15.0
+FORGET_S = 600.0
+"""Seconds for which the record of a node that left the cluster is kept: most nodes that leave come back soon."""
 
 
 class PeerTable:
@@ -20,6 +23,7 @@ class PeerTable:
     def __init__(self) -> None:
         self.latencies = Latencies()
         self._peers: dict[str, Peer] = {}
+        self._absent_since_s: dict[str, float] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self.is_closed = False
 
@@ -33,12 +37,24 @@ class PeerTable:
             return old_peer
         peer = Peer(node.id, node.address, node.instance)
         if old_peer is not None:
-            old_peer.close_idle()
+            old_peer.forget()
             self.latencies.forget(node.id)
             peer.requests, peer.errors = old_peer.requests, old_peer.errors
             peer.bytes_received, peer.files_received = old_peer.bytes_received, old_peer.files_received
         self._peers[node.id] = peer
         return peer
+
+    def forget_absent(self, members: Collection[str], *, now_s: float) -> list[str]:
+        """Forget the nodes that have been out of the cluster for FORGET_S, and return their ids. members: the nodes
+        that are in it; call this when they change."""
+        absent = [id for id in self._peers if id not in members]
+        self._absent_since_s = {id: self._absent_since_s.get(id, now_s) for id in absent}
+        gone = [id for id, since_s in self._absent_since_s.items() if now_s - since_s >= FORGET_S]
+        for id in gone:
+            del self._absent_since_s[id]
+            self._peers.pop(id).forget()
+            self.latencies.forget(id)
+        return gone
 
     def statistics(self) -> dict[str, Any]:
         """Return the statistics by node. Latencies are in seconds over the last minute, None without a sample."""
