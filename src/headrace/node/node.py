@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import uvloop
 
@@ -119,6 +119,10 @@ SEALS_STATUS_WITHIN_S = 3.0
 GC_THRESHOLD = 50_000
 """Objects after which the garbage collector runs. Reference counting frees most garbage of a node; by default, the
 collector would run after every 700 objects."""
+
+
+class _Stoppable(Protocol):
+    async def stop(self) -> None: ...
 
 
 class Node:
@@ -336,6 +340,7 @@ class Node:
             make_private(os.path.dirname(config.socket_path))
             await node.server.start(config.socket_path)
             node._serve_others()
+            _start_background(node)
         except BaseException:
             if node is not None:
                 await _stop_after_failure(node)
@@ -343,18 +348,6 @@ class Node:
                 await link.stop()
             close_after_failure(store)
             raise
-        node.upkeep.start()
-        node.origin_events.start()
-        node.planned_fetcher.start()
-        node.regrouping.start()
-        node.tier_mover.start()
-        node.expiry.start()
-        if config.predict_reads:
-            node.predicted_fetcher.start()
-        node.jobs.auto_seal.start()
-        node.jobs.lazy_seals.start()
-        if node.scrub is not None:
-            node.scrub.start()
         return node
 
     async def _join(self, *, again: bool) -> None:
@@ -401,35 +394,11 @@ class Node:
             self.broker.start(broker_socket_of(self.config.socket_path))
 
     async def stop(self) -> None:
-        await self.upkeep.stop()
-        await self.origin_events.stop()
-        await self.namespace.changed_directories.stop()
-        await self.predicted_fetcher.stop()
-        await self.planned_fetcher.stop()
-        await self.jobs.auto_seal.stop()
-        await self.jobs.lazy_seals.stop()
-        await self.policies.stop()
-        await self.origin_budgets.stop()
-        await self.costs.stop()
-        await self.regrouping.stop()
-        await self.tier_mover.stop()
-        await self.expiry.stop()
-        await self.namespace.freshness.stop()
-        if self.scrub is not None:
-            await self.scrub.stop()
-        await self.server.stop()
-        if self.broker is not None:
-            await self.broker.stop()
-        if self.native is not None:
-            await self.native.stop()
-        if self.write is not None:
-            if self.cluster is not None:
+        for part in _parts_to_stop(self):
+            if part is self.write and self.write is not None and self.cluster is not None:
                 await self.cluster.give_up_claims(self.write.programs.has_persisted)
-            await self.write.stop()
-        if self.cluster is not None:
-            await self.cluster.stop()
+            await part.stop()
         await self.reads.close()
-        await self.attachments.traces.stop()
         for mount in self.mounts.all():
             await mount.origin.close()
         self.disk.shutdown()
@@ -569,19 +538,45 @@ def _volume_status(volume: Volume) -> dict[str, object]:
     }
 
 
+def _start_background(node: Node) -> None:
+    """Start the parts that work by themselves."""
+    node.upkeep.start()
+    node.origin_events.start()
+    node.planned_fetcher.start()
+    node.regrouping.start()
+    node.tier_mover.start()
+    node.expiry.start()
+    if node.config.predict_reads:
+        node.predicted_fetcher.start()
+    node.jobs.auto_seal.start()
+    node.jobs.lazy_seals.start()
+    if node.scrub is not None:
+        node.scrub.start()
+
+
+def _parts_to_stop(node: Node) -> list[_Stoppable]:
+    """Return the parts that stop before the reads end, in that order. Each also stops if it was not started."""
+    parts: tuple[_Stoppable | None, ...] = (
+        *(node.upkeep, node.origin_events, node.namespace.changed_directories),
+        *(node.predicted_fetcher, node.planned_fetcher, node.jobs.auto_seal, node.jobs.lazy_seals),
+        *(node.policies, node.origin_budgets, node.costs, node.regrouping, node.tier_mover, node.expiry),
+        *(node.namespace.freshness, node.scrub, node.server, node.broker, node.native, node.write),
+        *(node.cluster, node.attachments.traces),
+    )
+    return [part for part in parts if part is not None]
+
+
 async def _stop_after_failure(node: Node) -> None:
     """Stop what a failed start began: the node may start again in this process. Errors are only logged, because the
-    first failure is the one to report."""
-    parts = (
-        *(node.namespace.changed_directories, node.policies, node.origin_budgets, node.costs),
-        *(node.namespace.freshness, node.server, node.broker, node.native, node.write, node.cluster),
-    )
-    stops = [part.stop for part in parts if part is not None]
-    for stop in (*stops, node.reads.close):
+    first failure is the one to report. A claim is kept: the next start has it."""
+    stops = [part.stop for part in _parts_to_stop(node)]
+    origins = [mount.origin.close for mount in node.mounts.all()]
+    for stop in (*stops, node.reads.close, *origins):
         try:
             await stop()
         except Exception:
             log.exception("a part of a node that did not start can't be stopped")
+    node.disk.shutdown()
 
 
 async def _is_new(kept: dict[bytes, str], tokens: dict[bytes, str], top: bytes) -> bool:

@@ -53,7 +53,8 @@ class WritableLayer:
         return await asyncio.get_running_loop().run_in_executor(self.threads, work, *arguments)
 
     async def close(self) -> None:
-        """Wait for the flushes that were requested, then close the journal and the layer."""
+        """Wait for the flushes that were requested, then close the journal and the layer, and end the threads."""
         await self.write_ahead.stop()
         self.journal.close()
         self.upper.close()
+        self.threads.shutdown(wait=False)

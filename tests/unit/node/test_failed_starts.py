@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -12,7 +14,9 @@ import pytest
 from headrace.base.errors import CorruptIndexError, UsageError
 from headrace.config.load import load
 from headrace.config.schema import Config, MountConfig
+from headrace.node import node as node_module
 from headrace.node.node import Node
+from headrace.origin.local import LocalOrigin
 from headrace.writeback.writeback import WriteBack
 
 
@@ -51,6 +55,41 @@ async def test_no_task_and_no_server_is_left(config: Config, monkeypatch: pytest
     assert len(began) >= 3  # budgets, costs and write-back
     assert others() == before
     assert not is_listening(config)
+
+
+@pytest.mark.parametrize(("place", "step"), [(Node, "_serve_others"), (node_module, "_start_background")])
+async def test_no_thread_and_no_origin_is_left(
+    config: Config, monkeypatch: pytest.MonkeyPatch, place: object, step: str
+) -> None:
+    before, failed = set(threading.enumerate()), []
+    run_step = getattr(place, step)
+
+    async def close(origin: LocalOrigin) -> None:
+        closed.append(origin)
+        await close_origin(origin)
+
+    def fail(node: Node) -> None:
+        run_step(node)
+        node.disk.submit(time.monotonic).result()
+        failed.append(node)
+        raise UsageError("start", why="refused by plan")
+
+    closed: list[LocalOrigin] = []
+    close_origin = LocalOrigin.close
+    monkeypatch.setattr(LocalOrigin, "close", close)
+    monkeypatch.setattr(place, step, fail)
+    with pytest.raises(UsageError, match="refused by plan"):
+        await Node.start(config)
+    assert len(failed) == len(closed) == 1
+    assert_no_thread_since(before)
+
+
+def assert_no_thread_since(before: set[threading.Thread]) -> None:
+    """Threads of asyncio itself stay; the others have ended, or are about to."""
+    for thread in set(threading.enumerate()) - before:
+        if not thread.name.startswith("asyncio_"):
+            thread.join(20)
+            assert not thread.is_alive(), thread.name
 
 
 @pytest.mark.expected_warnings("the index is corrupt")
