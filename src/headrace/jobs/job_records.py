@@ -31,9 +31,14 @@ KINDS = ("load", "free", "pin", "unpin")
 RUNNING, DONE, CANCELLED, FAILED = "running", "done", "cancelled", "failed"
 ENDS = (DONE, CANCELLED, FAILED)
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+COUNT_MAX = 1 << 53
+Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 """A count whose bound keeps sums over all nodes within the integers of every message."""
-
+BYTES_S_MAX = 1e15
+BytesPerSecond = Annotated[float, msgspec.Meta(ge=0, le=BYTES_S_MAX)]
+BYTES_S_ESTIMATE_MIN = 0.1
+"""The lowest rate by which the rest of a job is estimated. A node writes none that is lower and not 0."""
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
 
 DataVersions = Annotated[
     dict[Annotated[str, msgspec.Meta(max_length=80)], Annotated[str, msgspec.Meta(max_length=64)]],
@@ -55,8 +60,8 @@ class TaskProgress(msgspec.Struct, frozen=True):
     failed_files: Count = 0
     failed: list[tuple[str, str]] = []
     listing: bool = True
-    bytes_s: float = 0.0
-    took_s: float = 0.0
+    bytes_s: BytesPerSecond = 0.0
+    took_s: Seconds = 0.0
 
 
 class TaskRecord(msgspec.Struct, frozen=True):
@@ -124,7 +129,8 @@ def ring_mark(ring: Ring) -> str:
 
 
 def sum_progress(parts: Iterable[TaskProgress]) -> TaskProgress:
-    """Return the sum of all parts. A file that two nodes name as failed counts as one failure."""
+    """Return the sum of all parts. A file that two nodes name as failed counts as one failure. Whatever nodes report,
+    the sum is a valid progress: it is part of the record that ends the job."""
     parts = list(parts)
     failed: dict[str, str] = {}
     for part in parts:
@@ -132,16 +138,20 @@ def sum_progress(parts: Iterable[TaskProgress]) -> TaskProgress:
             failed.setdefault(path, reason)
     twice = sum(len(part.failed) for part in parts) - len(failed)
     return TaskProgress(
-        files_done=sum(part.files_done for part in parts),
-        files_total=sum(part.files_total for part in parts),
-        bytes_done=sum(part.bytes_done for part in parts),
-        bytes_total=sum(part.bytes_total for part in parts),
-        failed_files=sum(part.failed_files for part in parts) - twice,
+        files_done=_total(part.files_done for part in parts),
+        files_total=_total(part.files_total for part in parts),
+        bytes_done=_total(part.bytes_done for part in parts),
+        bytes_total=_total(part.bytes_total for part in parts),
+        failed_files=max(len(failed), _total(part.failed_files for part in parts) - twice),
         failed=sorted(failed.items()),
         listing=any(part.listing for part in parts),
-        bytes_s=sum(part.bytes_s for part in parts),
+        bytes_s=min(BYTES_S_MAX, sum(part.bytes_s for part in parts)),
         took_s=max((part.took_s for part in parts), default=0.0),
     )
+
+
+def _total(counts: Iterable[int]) -> int:
+    return min(COUNT_MAX, sum(counts))
 
 
 def state_of(record: JobRecord, progress: TaskProgress) -> JobState:
@@ -162,8 +172,9 @@ def state_of(record: JobRecord, progress: TaskProgress) -> JobState:
 
 
 def row_of(record: JobRecord, progress: TaskProgress, nodes: Mapping[str, TaskRecord]) -> JobRow:
-    left = progress.bytes_total - progress.bytes_done
-    has_estimate = record.state == RUNNING and not progress.listing and progress.bytes_s > 0
+    left = max(0, progress.bytes_total - progress.bytes_done)
+    has_rate = progress.bytes_s >= BYTES_S_ESTIMATE_MIN
+    has_estimate = record.state == RUNNING and not progress.listing and has_rate
     return JobRow(
         id=record.id,
         kind=record.kind,

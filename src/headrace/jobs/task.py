@@ -20,7 +20,7 @@ from headrace.base.model import Entry, FileId
 from headrace.base.rate_meter import RateMeter
 from headrace.base.tasks import OwnedTasks
 from headrace.jobs.files import LoadJob
-from headrace.jobs.job_records import FAILED_KEPT_MAX, JobRecord, TaskProgress, TaskRecord
+from headrace.jobs.job_records import BYTES_S_MAX, FAILED_KEPT_MAX, JobRecord, TaskProgress, TaskRecord
 from headrace.jobs.jobs import FETCHING, Jobs
 from headrace.jobs.options import parse_options
 from headrace.jobs.shares import Assignment, RingShares, SegmentCounter
@@ -104,10 +104,14 @@ class JobTask:
             failed_files=self._failed_files,
             failed=self._failed[:],
             listing=self._listing,
-            bytes_s=0.0 if self.over else round(self._rate.update(bytes_done, monotonic_s()), 1),
+            bytes_s=0.0 if self.over else self._bytes_s(bytes_done),
             took_s=round(self._took_s or monotonic_s() - self._began_s, 3),
         )
         return TaskRecord(self.mark, self.job.attempt, self.over, progress)
+
+    def _bytes_s(self, bytes_done: int) -> float:
+        """Return the rate of the last seconds. It is enormous if a large file ends a moment after the last sample."""
+        return min(BYTES_S_MAX, round(self._rate.update(bytes_done, monotonic_s()), 1))
 
     async def _run(self) -> None:
         try:
