@@ -187,7 +187,7 @@ class Seals:
             self._newest[key] = Mark(seal.at_ns, seal.signature, ends_s)
 
     def _message(self, key: str, at_ns: int, record: bytes) -> bytes:
-        return msgspec.json.encode((_PURPOSE, self._tls.own.cluster, key, at_ns, record))
+        return msgspec.json.encode((_PURPOSE, self._tls.own.cluster, _signable(key), at_ns, record))
 
     def _signer_of(self, seal: _Seal) -> _Signer:
         store = self._authorities.get()
@@ -217,9 +217,9 @@ class Seals:
                 .build_client_verifier()
             )
             verifier.verify(leaf, intermediates)
+            names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         except Exception as error:  # an invented certificate can cause any error
             raise StrangerError(f"the certificate that sealed it is not trusted: {_line(error)}") from error
-        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         identity = self._tls.form.of_uris(names.get_values_for_type(x509.UniformResourceIdentifier))
         if not identity.cluster:
             identity = Identity(self._tls.own.cluster, identity.role, identity.name)
@@ -250,6 +250,16 @@ class Seals:
             return Store(_certificates(path))
         except ValueError as error:
             raise UsageError(f"setting tls_authority {path}", why=_line(error)) from error
+
+
+def _signable(key: str) -> str | bytes:
+    """Return a key as JSON can have it: in bytes, thus in base64, where a path in it is not UTF-8. No key of a known
+    kind is such a text."""
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        return key.encode("utf-8", "surrogateescape")
+    return key
 
 
 def _may_seal(kind: RecordKind, signer: Identity, *, ends: bool = False) -> bool:
