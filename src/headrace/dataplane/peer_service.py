@@ -211,26 +211,30 @@ class NodePeerService:
                 return await self._shared_writes().files.open(wanted)
             if wanted.token.startswith(OFFER_TOKEN_PREFIX):
                 return self._replication().offers.open(wanted)
-            entry = await self._entry_of(wanted)
-            fetches = not cached_only and self._owns(wanted.path, wanted.start)
-
-            def is_arriving() -> bool:
-                return self._reads.is_arriving(entry, wanted.path, wanted.start, wanted.end)
-
-            file = ServedFile(
-                entry.id, self._store, self._reads, is_arriving=None if fetches else is_arriving
-            )
-            if file.ready(wanted.start, wanted.end):
-                self._store.touch([entry.id])
-                self._hot.note_read(entry.id, wanted, peer)
-                return file
-            if fetches or is_arriving():
-                self._hot.note_read(entry.id, wanted, peer)
-                return file
-            file.close()
-            return NotOwnerError(os.fsdecode(wanted.path), why="this node does not own it, or has none of it")
+            return self._serve(await self._entry_of(wanted), wanted, cached_only=cached_only, peer=peer)
         except HeadraceError as error:
             return error
+
+    def _serve(self, entry: Entry, wanted: FileRange, *, cached_only: bool, peer: str) -> ServedFile:
+        """Return a file whose bytes are here, or will be. Raise NotOwnerError, and EvictedError."""
+        fetches = not cached_only and self._owns(wanted.path, wanted.start)
+
+        def is_arriving() -> bool:
+            return self._reads.is_arriving(entry, wanted.path, wanted.start, wanted.end)
+
+        file = ServedFile(entry.id, self._store, self._reads, is_arriving=None if fetches else is_arriving)
+        try:
+            if file.ready(wanted.start, wanted.end):
+                self._store.touch([entry.id])
+            elif not fetches and not is_arriving():
+                raise NotOwnerError(
+                    os.fsdecode(wanted.path), why="this node does not own it, or has none of it"
+                )
+            self._hot.note_read(entry.id, wanted, peer)
+        except BaseException:
+            file.close()
+            raise
+        return file
 
     async def _entry_of(self, wanted: FileRange) -> Entry:
         if not 0 <= wanted.start < wanted.end <= wanted.size_bytes:

@@ -142,6 +142,8 @@ class ReportSender:
                 self._unsent.pop(node_id, None)
             if not first.done():
                 first.set_result(None)
+            if self._sending.get(node_id) is asyncio.current_task():
+                del self._sending[node_id]
 
     async def _attempt(self, node: NodeInfo) -> bool:
         unsent = self._unsent[node.id]

@@ -162,6 +162,7 @@ async def test_reports_to_a_node_that_never_answers_are_bounded() -> None:
     del nodes["b"]
     await pass_time(5)
     assert sender.unsent == 0
+    assert not sender._sending, "nothing is kept of a node that left"
     await sender.stop()
 
 
