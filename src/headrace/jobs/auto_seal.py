@@ -141,7 +141,11 @@ class AutoSeal:
         return True
 
     async def _run(self) -> None:
-        await self._adopt()
+        pause_s = min(CHECK_INTERVAL_S, self._rules.quiet_s / 4)
+        is_late = False
+        while not await self._adopt(is_late=is_late):
+            is_late = True
+            await asyncio.sleep(pause_s)
         while True:
             self._choose()
             for data_set in list(self._data_sets.values()):
@@ -156,17 +160,26 @@ class AutoSeal:
                     self._defer(data_set, "an internal error, see the log")
             for seal in [seal for seal, removal in self._removals.items() if removal.done()]:
                 self._begin_removal(seal, level=logging.INFO)
-            await asyncio.sleep(min(CHECK_INTERVAL_S, self._rules.quiet_s / 4))
+            await asyncio.sleep(pause_s)
 
-    async def _adopt(self) -> None:
-        """Adopt the seals of the last run. Names may have changed since, so the first check compares them."""
+    async def _adopt(self, *, is_late: bool) -> bool:
+        """Adopt the seals of the last run. Names may have changed since, so the first check compares them. is_late: the
+        node has followed changes already, and could not remove these seals for them; so they are removed now. Return
+        False if the disk does not tell which there are."""
         self._choose()
-        for record in self._seals.records():
+        try:
+            records = self._seals.records()
+        except OSError as error:
+            level = logging.INFO if is_late else logging.WARNING
+            log.log(level, "the automatic seals of the last run can't be read error=%s", error)
+            return False
+        for record in records:
             data_set = self._data_sets.get(os.fsencode(record.path))
-            if data_set is None or data_set.seal is not None:
+            if is_late or data_set is None or data_set.seal is not None:
                 await asyncio.wait([self._begin_removal(record.seal)])
             else:
                 data_set.seal, data_set.why = record.seal, ""
+        return True
 
     def _on_changed(self) -> None:
         """Unmount at once what hides a new mount, or is no longer to be sealed."""
@@ -236,7 +249,10 @@ class AutoSeal:
         seal, data_set.seal = data_set.seal, None
         if seal is None:
             return None
-        self._seals.unmount(seal)
+        try:
+            self._seals.unmount(seal)
+        except (HeadraceError, OSError) as error:  # the removal tries it again, until it succeeds
+            log.warning("an automatic seal can't be unmounted seal=%s error=%s", seal, error)
         log.info("an automatic seal is removed path=%s seal=%s why=%s", os.fsdecode(data_set.path), seal, why)
         return self._begin_removal(seal)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -11,11 +13,12 @@ import pytest
 from headrace.base.errors import UsageError
 from headrace.base.write_modes import WriteModes
 from headrace.jobs.auto_seal import AutoSealRules
+from headrace.jobs.automatic_seals import AutomaticSeals
 from headrace.jobs.jobs import Jobs
 from headrace.jobs.progress import JobProgress
 from headrace.jobs.seal import Sealing
 from headrace.policy.current import CurrentPolicy
-from headrace.seal.catalogue import Place, SealId
+from headrace.seal.catalogue import Place, SealId, SealRecord
 from tests.unit.jobs.sealing_fixture import NAMES, SealingFixture
 
 QUIET_S = 0.2
@@ -337,3 +340,51 @@ async def test_a_seal_that_another_program_holds_is_removed_later(
     node.set_policy(all="off")
     await node.until(lambda: node.catalogue.seals() == [])
     assert not refusals
+
+
+@pytest.mark.expected_warnings("the automatic seals of the last run can't be read")
+async def test_seals_of_the_last_run_that_can_not_be_read_at_first_are_removed_later(
+    node: AutoSealFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names may have changed meanwhile, and such a seal would hide it for ever."""
+    await node.list_and_load()
+    node.restart_jobs()
+    made_s = node.catalogue.record(await node.sealed()).created_s
+    await node.jobs.auto_seal.stop()
+    read, failures = AutomaticSeals.records, 0
+
+    def fail_twice(seals: AutomaticSeals) -> list[SealRecord]:
+        nonlocal failures
+        failures += 1
+        if failures <= 2:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return read(seals)
+
+    monkeypatch.setattr(AutomaticSeals, "records", fail_twice)
+    node.restart_jobs()
+    seal = await node.sealed()
+    assert failures == 3 and node.catalogue.record(seal).created_s > made_s
+
+
+@pytest.mark.expected_warnings("an automatic seal can't be unmounted")
+async def test_a_seal_that_can_not_be_unmounted_at_first_is_removed_nevertheless(
+    node: AutoSealFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listing that found the change succeeds, and the seal is not forgotten while it is mounted."""
+    await node.list_and_load()
+    node.restart_jobs()
+    seal = await node.sealed()
+    unmount, failures = AutomaticSeals.unmount, 0
+
+    def fail_once(seals: AutomaticSeals, seal: SealId) -> None:
+        nonlocal failures
+        failures += 1
+        if failures == 1:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        unmount(seals, seal)
+
+    monkeypatch.setattr(AutomaticSeals, "unmount", fail_once)
+    top = await node.entry("d")
+    node.jobs.auto_seal.names_changed([(top.id, b"b")])
+    await node.until(lambda: seal not in node.catalogue.seals())
+    assert failures > 1
