@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -275,3 +276,28 @@ async def test_records_are_sealed_again_before_their_seal_ends(
     assert await plain.get("nodes/short") == kept  # nobody else's to seal
     await other.close()
     await plain.close()
+
+
+@pytest.mark.server("etcd")
+async def test_a_record_that_came_while_the_clock_was_slow_is_followed_later(
+    etcd: EtcdServer, lab: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that joined then was no member for this one, until something broke the watch."""
+    monkeypatch.setattr("headrace.cluster.etcd.RESEAL_S", 0.0)
+    monkeypatch.setattr("headrace.cluster.etcd.CHECK_S", 0.05)
+    writer, slow = records(etcd, "slow", seals(lab, "a")), records(etcd, "slow", seals(lab, "b"))
+    heard: dict[str, bytes | None] = {}
+    await writer.start()
+    await slow.start()
+    await slow.follow("nodes/", heard.__setitem__)
+    # only for seals: grpc computes its deadlines by this clock
+    clock = SimpleNamespace(time=lambda: time.time() - 3600, time_ns=time.time_ns)
+    monkeypatch.setattr("headrace.identity.seals.time", clock)
+    await writer.put("nodes/a", MOUNT, leased=True)
+    await until(lambda: slow._beliefs.held("nodes/a") is not None)
+    assert heard == {}
+    monkeypatch.setattr("headrace.identity.seals.time", time)
+    await until(lambda: heard == {"nodes/a": MOUNT})
+    await writer.close()
+    await until(lambda: heard == {"nodes/a": None})
+    await slow.close()

@@ -202,7 +202,7 @@ class EtcdRecords:
 
     async def _maintain_beliefs(self, *, seals: bool) -> None:
         """Restore records that others spoiled, and keep the accepted ones for the next run. seals: also renew seals
-        that age; the first node that may seal a record does so."""
+        that age, and look at refused records again; the first node that may seal a record does so."""
         await self._beliefs.keep_changes()
         try:
             for key, (spoiled, good) in self._beliefs.to_put_back().items():
@@ -210,6 +210,8 @@ class EtcdRecords:
                 self._beliefs.tried_to_put_back(key, done=is_restored)
             for key, value in self._beliefs.aging().items() if seals else ():
                 await self.replace(key, value, value)
+            for key, value in self._beliefs.accepted_late().items() if seals else ():
+                self._followers.publish(key, value)
         except ClusterUnavailableError:
             return  # _follow logs it
 
