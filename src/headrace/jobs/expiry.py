@@ -30,6 +30,7 @@ from headrace.store.store import Store
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5
+FAILED_PAUSE_S = 30.0
 EXAMINED_AT_ONCE = 2000
 """Files that are looked at before others have their turn on the disk's threads: some 50 ms."""
 KEPT_AGAIN_S = 3600.0
@@ -108,12 +109,16 @@ class Expiry:
 
     async def _run(self) -> None:
         while True:
+            is_behind, pause_s = False, TICK_S
             try:
-                is_behind = await self._turn() if self._lives.is_used or len(self._wheel) else False
-            except HeadraceError as error:
-                log.warning("expired files can't be removed error=%s", error)
-                is_behind = False
-            await asyncio.sleep(0 if is_behind else TICK_S)
+                if self._lives.is_used or len(self._wheel):
+                    is_behind = await self._turn()
+            except Exception as error:
+                trace = None if isinstance(error, HeadraceError) else error
+                log.warning("expired files can't be removed error=%s", error, exc_info=trace)
+                self._scan_again()  # those of this turn are watched no more
+                pause_s = FAILED_PAUSE_S
+            await asyncio.sleep(0 if is_behind else pause_s)
 
     async def _turn(self) -> bool:
         """Watch new files, and remove expired ones. Return whether there is more to do at once."""

@@ -267,20 +267,26 @@ class OriginEvents:
     # ------------------------------------------------------------ receivers
 
     async def _place_receivers(self) -> None:
-        """Start the receivers that belong to this node, and stop those that do not any more."""
         while True:
-            for path, (source, receiver) in list(self._receivers.items()):
-                if self._queues.get(path) is not source or not self._is_own(path):
-                    del self._receivers[path]
-                    await receiver.stop()
-            for path, source in list(self._queues.items()):
-                if path not in self._receivers and self._is_own(path):
-                    receiver = QueueReceiver(
-                        path, partial(build_queue, source.url, source.options), self.handle
-                    )
-                    self._receivers[path] = source, receiver
-                    receiver.start()
+            try:
+                await self._place()
+            except Exception:
+                log.exception(
+                    "receivers of events were not placed, retrying"
+                )  # those of other mounts must be
             await asyncio.sleep(PLACE_S)
+
+    async def _place(self) -> None:
+        """Start the receivers that belong to this node, and stop those that do not any more."""
+        for path, (source, receiver) in list(self._receivers.items()):
+            if self._queues.get(path) is not source or not self._is_own(path):
+                del self._receivers[path]
+                await receiver.stop()
+        for path, source in list(self._queues.items()):
+            if path not in self._receivers and self._is_own(path):
+                receiver = QueueReceiver(path, partial(build_queue, source.url, source.options), self.handle)
+                self._receivers[path] = source, receiver
+                receiver.start()
 
     def _is_own(self, path: str) -> bool:
         """Return whether this node receives for a mount."""

@@ -9,6 +9,9 @@ from collections.abc import Iterable
 from headrace.base.id_table import IdTable
 from headrace.base.model import FileId
 
+_LATEST_S = (1 << 32) - 1
+"""The last second that the table can hold, in 2106. A clock that is set later counts as this."""
+
 
 class LastUses:
     """The last use of each file that was added, in seconds since 1970. Any thread may call it."""
@@ -30,7 +33,7 @@ class LastUses:
                 if number == len(self._used_s):
                     self._used_s.append(0)
                 self._used_s[number] = 0
-            self._used_s[number] = max(self._used_s[number], int(now_s))
+            self._used_s[number] = max(self._used_s[number], _second_of(now_s))
 
     def use(self, ids: Iterable[FileId], now_s: float) -> None:
         """Note a use of files. Those that were not added are ignored."""
@@ -38,7 +41,7 @@ class LastUses:
             for id in ids:
                 number = self._ids.find(id)
                 if number is not None:
-                    self._used_s[number] = int(now_s)
+                    self._used_s[number] = _second_of(now_s)
 
     def of(self, id: FileId) -> float:
         """Return the last use of a file; 0 if it was not added."""
@@ -50,3 +53,7 @@ class LastUses:
         """Forget a file. Unknown ids are no error."""
         with self._lock:
             self._ids.remove(id)
+
+
+def _second_of(time_s: float) -> int:
+    return max(0, min(_LATEST_S, int(time_s)))

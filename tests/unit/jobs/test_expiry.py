@@ -10,10 +10,12 @@ from typing import Any, cast
 
 import pytest
 
+from headrace.base.errors import StoreError
 from headrace.base.model import FileId
 from headrace.jobs.expiry import CachedLives, Expiry
 from headrace.policy.current import CurrentPolicy
 from headrace.policy.record import PolicyRecord, PolicyVersion
+from headrace.testing.waiting import until
 
 YEAR_S = 365 * 86400.0
 NOW_S = 1_800_000_000.0
@@ -85,3 +87,35 @@ async def test_files_expire_after_the_clock_was_set_back(
     assert store.files
     await pass_seconds(15)
     assert not store.files
+
+
+@pytest.mark.expected_warnings("expired files can't be removed")
+@pytest.mark.parametrize("error", [ValueError("by plan"), StoreError("the disk", why="it failed by plan")])
+async def test_files_expire_after_a_failure(
+    monkeypatch: pytest.MonkeyPatch, disk: ThreadPoolExecutor, error: Exception
+) -> None:
+    policy, store, has_failed = CurrentPolicy(), OneFile(), False
+    lives = CachedLives(policy)
+
+    def forget(ids: list[FileId]) -> None:
+        nonlocal has_failed
+        if not has_failed:
+            has_failed = True
+            raise error
+
+    monkeypatch.setattr("headrace.jobs.expiry.TICK_S", 0.01)
+    monkeypatch.setattr("headrace.jobs.expiry.FAILED_PAUSE_S", 0.01)
+    clock = SimpleNamespace(now_s=NOW_S)
+    monkeypatch.setattr(time, "time", lambda: clock.now_s)
+    expiry = Expiry(cast(Any, store), policy, lives, disk, forget=forget)
+    policy.adopt(PolicyRecord([PolicyVersion(1, POLICY)]))
+    store.put()
+    expiry.start()
+    try:
+        await until(lambda: expiry.statistics()["files_watched"] == 1)
+        clock.now_s += 7200
+        await until(lambda: has_failed and expiry.statistics()["files_watched"] == 1)
+        clock.now_s += 7200
+        await until(lambda: not store.files)
+    finally:
+        await expiry.stop()

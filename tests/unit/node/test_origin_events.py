@@ -103,6 +103,30 @@ async def test_a_mount_in_the_place_of_another_has_its_own_queue(monkeypatch: py
     await events.stop()
 
 
+@pytest.mark.expected_warnings("receivers of events were not placed")
+async def test_a_queue_that_can_not_be_closed_ends_no_other_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    queues: list[SilentQueue] = []
+
+    class StuckQueue(SilentQueue):
+        async def close(self) -> None:
+            raise ConnectionError("by plan")
+
+    def build(url: str, options: dict[str, str]) -> SilentQueue:
+        queues.append((SilentQueue if queues else StuckQueue)(url))
+        return queues[-1]
+
+    monkeypatch.setattr(origin_events, "build_queue", build)
+    events = events_of(PlannedDirectories())
+    events.start()
+    events.add("/m", "s3://first", EVENTS)
+    await pass_time(2)
+    events.remove("/m")
+    events.add("/n", "s3://second", EVENTS)
+    await pass_time(5)
+    assert [queue.url for queue in queues] == ["s3://first", "s3://second"]
+    await events.stop()
+
+
 @pytest.mark.parametrize(
     ("end", "failure"),
     [

@@ -26,3 +26,12 @@ def test_adding_again_never_makes_a_use_earlier() -> None:
     assert (uses.of(A), uses.of(B)) == (0.0, 10.0)
     uses.add(A, 20.0)
     assert (uses.of(A), uses.of(B)) == (20.0, 10.0)
+
+
+def test_a_clock_of_another_century_is_no_error() -> None:
+    """Reads of files note their uses, and must not fail."""
+    uses = LastUses()
+    uses.add(A, 1e11)
+    assert uses.of(A) == 2.0**32 - 1
+    uses.use([A], -1e10)
+    assert uses.of(A) == 0.0
