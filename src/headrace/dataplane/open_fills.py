@@ -18,6 +18,7 @@ from headrace.base.errors import (
     EvictedError,
     HeadraceError,
     NoSpaceError,
+    StoreError,
     VersionChangedError,
 )
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId
@@ -193,11 +194,17 @@ class OpenFills:
             if self._fills.get(id) is not fill:
                 raise EvictedError(f"cache file {id:x}", why="it was evicted while it was compared")
         except HeadraceError as error:
-            fill.fail(error)
-            if self._fills.get(id) is fill:
-                await self._drop(fill, error)
-            return
-        self._commit(fill)
+            await self._refuse(fill, error)
+        except Exception:  # otherwise nobody could commit this file, or begin it anew
+            log.exception("a complete file could not be compared id=%x", id)
+            await self._refuse(fill, StoreError(f"cache file {id:x}", why="it could not be compared"))
+        else:
+            self._commit(fill)
+
+    async def _refuse(self, fill: Fill, error: HeadraceError) -> None:
+        fill.fail(error)
+        if self._fills.get(fill.entry.id) is fill:
+            await self._drop(fill, error)
 
     def _commit(self, fill: Fill) -> None:
         """Commit the file, and report it as complete."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headrace.base.errors import CorruptOriginError
+from headrace.base.errors import CorruptOriginError, StoreError
 from headrace.base.model import Arrived, Entry
 from headrace.dataplane import compare
 from tests.unit.dataplane.nodes_fixture import NodesFixture
@@ -139,6 +139,25 @@ async def test_a_file_that_goes_while_it_is_compared_is_fetched_anew(world: Spoi
 
     world.spoils.on_read = go
     assert await world.loaded("f") == body
+
+
+@pytest.mark.expected_warnings("a complete file could not be compared", "is dropped")
+async def test_a_file_whose_comparison_has_a_defect_is_fetched_anew(
+    world: SpoiledReadPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stayed neither complete nor absent until the node was restarted."""
+    truth, run = world.hold("f", 3 * MIB), compare.WholeComparison.run
+
+    async def fail(comparison: compare.WholeComparison) -> bool:
+        raise KeyError("by plan")
+
+    monkeypatch.setattr(compare.WholeComparison, "run", fail)
+    entry = await world.entry("f")
+    with pytest.raises(StoreError, match="could not be compared"):
+        await world.reads.load(entry)
+    assert world.store.index.cached(entry.id) is None
+    monkeypatch.setattr(compare.WholeComparison, "run", run)
+    assert await world.loaded("f") == truth
 
 
 async def test_a_reader_of_all_of_it_has_a_file_that_becomes_whole(world: SpoiledReadPath) -> None:
