@@ -39,10 +39,14 @@ class DirtyData:
 
     async def resolve_version(self, path: bytes, version: Version) -> Version | None:
         """Return the origin's version of a pending version, as DirtyNamesSubscriber.resolve_version does. This node may
-        have persisted it itself in a failover."""
+        have persisted it itself in a failover, or may have to do so."""
         pending = PendingVersion.parse(version.token)
         persisted = None if pending is None else self.replica_host.persisted_version(path, pending)
-        return persisted if persisted is not None else await self.elsewhere.resolve_version(path, version)
+        if persisted is None:
+            persisted = await self.elsewhere.resolve_version(path, version)
+        if persisted is None and pending is not None and not self.elsewhere.is_member(pending.writer):
+            return self.replica_host.resolve_version(path, pending)
+        return persisted
 
 
 def build_dirty_data(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from headrace.base.deadline import transfer_limit_s
@@ -128,12 +129,13 @@ def build_persister(
     resolve_version: VersionResolver,
     observers: Sequence[WriteObserver],
 ) -> WriteBack:
-    """Build the write side that persists all of an upper layer in another directory, whatever the write mode is
-    here."""
+    """Build the write side that persists all of an upper layer in another directory, whatever the write mode is here.
+    No file leaves that layer: the report to its writer is made from them."""
     state = WriteState.of(
         namespace, open_layer(config, WriteModes.parse("back"), directory), resolve_version=resolve_version
     )
-    return build_write_back(state, WriteBackSettings.of(config), observers)
+    settings = replace(WriteBackSettings.of(config), layer_bytes_max=sys.maxsize // 2)
+    return build_write_back(state, settings, observers)
 
 
 def open_own_layer(config: Config) -> WritableLayer | None:

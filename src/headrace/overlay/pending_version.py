@@ -63,19 +63,25 @@ class PendingVersion:
 
     @property
     def token(self) -> str:
-        return f"{PREFIX}{self.writer}/{self.inode:x}-{self.ctime_ns:x}"
+        return f"{PREFIX}{self.writer}/{self.put_id}"
+
+    @property
+    def put_id(self) -> str:
+        """Return the id that the object of this file gets from its writer, if the origin stores it."""
+        return f"{self.inode:x}-{self.ctime_ns:x}"
 
     @classmethod
     def parse(cls, token: str) -> PendingVersion | None:
-        """Parse a token; None for the token of an origin."""
+        """Parse a token; None for the token of an origin, or an invalid one."""
         if not token.startswith(PREFIX):
             return None
         writer, _, state = token.removeprefix(PREFIX).rpartition("/")
         inode, _, ctime = state.partition("-")
         try:
-            return cls(writer, int(inode, 16), int(ctime, 16))
+            version = cls(writer, int(inode, 16), int(ctime, 16))
         except ValueError:
             return None
+        return version if 0 <= version.inode < 1 << 63 and abs(version.ctime_ns) < 1 << 63 else None
 
 
 def is_pending(version: Version | None) -> bool:

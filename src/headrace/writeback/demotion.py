@@ -133,7 +133,7 @@ class Demoter:
     def _record_demoted(self, path: bytes, freed: int) -> None:
         """Record a file that left the layer. freed: the bytes that this freed; 0 if it stayed."""
         if freed:
-            self._journal.drop(path)
+            self._journal.drop_demoted(path)
             self.quota.left(freed)
             self.count += 1
             self._on_demoted([path])

@@ -15,11 +15,15 @@ from headrace.base.model import Kind, Version
 from headrace.namespace.mounts import Mount
 from headrace.namespace.namespace import Namespace
 from headrace.origin.origin import Absent, Origin
+from headrace.origin.retry import PATIENCE_S
 from headrace.overlay.marks import base_version, drop_base, is_whiteout, set_base
-from headrace.overlay.pending_version import is_pending
+from headrace.overlay.pending_version import PendingVersion, is_pending
 from headrace.overlay.upper import Upper
 from headrace.writeback.reconcile import PathState, upload_condition, version_to_remove
 from headrace.writeback.sync_journal import JournalRecord, SyncJournal
+
+HEAD_LIMIT_S = 10.0
+"""Time limit of the request about a pending version that no node knows, in seconds."""
 
 
 class Preconditions:
@@ -58,11 +62,13 @@ class Preconditions:
     async def resolve_base(self, path: bytes, safe_path: SafePath) -> bool:
         """Wait until another node has persisted the file that this path replaces or removes, and set that version as
         the base. Return False if there is none, because that node replaced the file or left. Raises HeadraceError if no
-        node can answer now."""
+        node can answer now, or the origin cannot."""
         base = base_version(safe_path, path)
         if base is None or not is_pending(base):
             return True
         version = None if self._resolve_version is None else await self._resolve_version(path, base)
+        if version is None:
+            version = await self._version_at_origin(path, base)
         with self._upper.lock:
             if base_version(safe_path, path) != base:
                 return True
@@ -72,6 +78,24 @@ class Preconditions:
             elif not is_whiteout(safe_path.lstat()):  # a whiteout without a base would hide any version
                 drop_base(safe_path, path)
             return version is not None
+
+    async def _version_at_origin(self, path: bytes, base: Version) -> Version | None:
+        """Return the origin's version if its object is the pending file, by the id that the writer gave it. The writer
+        may have left, or forgotten it, after the upload. Size and mtime do not suffice: the object may be another
+        writer's."""
+        pending = PendingVersion.parse(base.token)
+        mount, key = self.locate(path)
+        try:
+            info = await mount.origin.head(key, deadline=Deadline.after(HEAD_LIMIT_S, patience_s=PATIENCE_S))
+        except PathNotFoundError:
+            return None
+        is_same = (
+            pending is not None
+            and info.attributes is not None
+            and info.attributes.put_id == pending.put_id
+            and info.version.size_bytes == base.size_bytes
+        )
+        return info.version if is_same else None
 
     async def ask_origin(
         self, row: JournalRecord, origin: Origin, key: str, deadline: Deadline

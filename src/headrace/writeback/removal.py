@@ -230,7 +230,7 @@ class RemovalPropagator:
         if self._tree.entry_at(path) is not None:
             with self._upper.lock:
                 if not is_removal_pending(self._upper, path):  # otherwise the row names what must be removed
-                    self._journal.drop(path)
+                    self._journal.drop_demoted(path)
             return []
         below = self._journal.below(path).values() if row.is_directory else ()
         return [row, *(below_row for below_row in below if not below_row.is_absent)]

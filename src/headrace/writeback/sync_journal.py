@@ -39,6 +39,10 @@ CREATE TABLE IF NOT EXISTS told_conflicts (
 CREATE TABLE IF NOT EXISTS sums (
     path BLOB PRIMARY KEY, inode INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, blocks BLOB NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS demoted (
+    number INTEGER PRIMARY KEY, path BLOB NOT NULL UNIQUE, inode INTEGER NOT NULL, ctime_ns INTEGER NOT NULL,
+    version_bytes INTEGER NOT NULL, version_mtime_ns INTEGER NOT NULL, version_token TEXT NOT NULL
+);
 CREATE TABLE IF NOT EXISTS conflicts (
     path BLOB PRIMARY KEY, kept BLOB NOT NULL, why TEXT NOT NULL, at_s REAL NOT NULL
 ) WITHOUT ROWID;
@@ -51,13 +55,23 @@ of a path."""
 
 ABSENT = Version(-1, 0)
 """The version of a path without an entry at the origin, if no earlier version is known."""
-DROPPED_ROWS_MAX = 10_000
+DEMOTED_ROWS_MAX = 100_000
+"""Most rows of demoted files. Older ones are deleted."""
 CACHED_ROWS_MAX = 10_000
 """Most rows in memory. Each row is read several times around its upload, and a query takes 25 µs."""
 CHECKPOINT_ROWS = 2_000
 """Recorded rows after which the log is copied into the table."""
 REMOVED_ROWS_MAX = 100_000
 """Most rows of removed paths. Older ones are deleted."""
+
+
+_ADD_DEMOTED = (
+    "INSERT OR REPLACE INTO demoted (path, inode, ctime_ns, version_bytes, version_mtime_ns, version_token) "
+    "VALUES (?, ?, ?, ?, ?, ?)"
+)
+_DROP_OLD_DEMOTED = "DELETE FROM demoted WHERE number <= (SELECT max(number) FROM demoted) - ?"
+_Change = tuple[str, Sequence[tuple[object, ...]]]
+"""A statement, and the values of each time that it is executed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +193,6 @@ class SyncJournal:
         self._path = path
         self._reserve = reserve
         self._cached: dict[bytes, JournalRecord | None] = {}
-        self.dropped: dict[bytes, JournalRecord] = {}
-        """Rows that were dropped last. A file that was demoted is still what another node replaced."""
         self._notes = 0
         # open as long as SQLite: closing any descriptor of a file releases its locks (fcntl(2))
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -236,16 +248,21 @@ class SyncJournal:
     def _write(self, statement: str, values: Sequence[tuple[object, ...]]) -> None:
         """Execute a statement for all values in one transaction. Raises NoSpaceError if the log cannot grow even after
         a checkpoint."""
+        self._write_all([(statement, values)])
+
+    def _write_all(self, changes: Sequence[_Change]) -> None:
+        """Execute several statements in one transaction, as `_write` does."""
         try:
-            self._transact(statement, values)
+            self._transact(changes)
         except NoSpaceError:
             self.checkpoint()
-            self._transact(statement, values)
+            self._transact(changes)
 
-    def _transact(self, statement: str, values: Sequence[tuple[object, ...]]) -> None:
+    def _transact(self, changes: Sequence[_Change]) -> None:
         try:
             self._db.execute("BEGIN")
-            self._db.executemany(statement, values)
+            for statement, values in changes:
+                self._db.executemany(statement, values)
             self._db.execute("COMMIT")
         except sqlite3.OperationalError as error:
             raise self._translated(error) from error
@@ -274,17 +291,39 @@ class SyncJournal:
                 os.close(log_fd)
 
     def drop(self, *paths: bytes) -> None:
-        """Delete the rows of paths, in one transaction. `dropped` keeps the last ones of this run."""
-        rows = [row for path in paths if (row := self.get(path)) is not None]
-        self._write("DELETE FROM known WHERE path = ?", [(path,) for path in paths])
+        """Delete the rows of paths, in one transaction."""
+        self._write(*_deletion(paths))
+        self._forget(paths)
+
+    def drop_demoted(self, path: bytes) -> None:
+        """Delete the row of a demoted file. `demoted` knows its version from then on: another node may have replaced
+        that file before it was persisted, and ask later. On a full disk the row is deleted all the same."""
+        row = self.get(path)
+        changes = [_deletion([path])]
+        if row is not None and row.is_there and not row.begun and not row.is_directory:
+            version = row.version
+            values = path, row.inode, row.ctime_ns, version.size_bytes, version.mtime_ns, version.token
+            changes += [(_ADD_DEMOTED, [values]), (_DROP_OLD_DEMOTED, [(DEMOTED_ROWS_MAX,)])]
+        try:
+            self._write_all(changes)
+        except NoSpaceError:
+            self._write_all(changes[:1])
+        self._forget([path])
+
+    def _forget(self, paths: Iterable[bytes]) -> None:
         for path in paths:
             self._cache(path, None)
             self.unsure.discard(path)
-        for row in rows:
-            self.dropped.pop(row.path, None)
-            self.dropped[row.path] = row
-        while len(self.dropped) > DROPPED_ROWS_MAX:
-            del self.dropped[next(iter(self.dropped))]
+
+    def demoted(self, path: bytes, inode: int, ctime_ns: int) -> Version | None:
+        """Return the origin's version of a file that was demoted, by the file's state in the layer; None if no such
+        file is known."""
+        values = self._db.execute(
+            "SELECT version_bytes, version_mtime_ns, version_token FROM demoted "
+            "WHERE path = ? AND inode = ? AND ctime_ns = ?",
+            (path, inode, ctime_ns),
+        ).fetchone()
+        return None if values is None else Version(*values)
 
     def sync(self) -> None:
         """Make all recorded rows durable, with all earlier changes, by any process, of names and attributes on the
@@ -383,6 +422,10 @@ class SyncJournal:
         os.close(self._log)
         self._db.close()
         os.close(self._fd)
+
+
+def _deletion(paths: Iterable[bytes]) -> _Change:
+    return "DELETE FROM known WHERE path = ?", [(path,) for path in paths]
 
 
 def _values(row: JournalRecord) -> tuple[bytes, int, int, int, int, int, int, str, bool]:

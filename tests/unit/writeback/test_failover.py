@@ -16,8 +16,10 @@ from headrace.base import failpoint
 from headrace.base.clock import monotonic_s
 from headrace.base.model import BLOCK_SIZE_BYTES, ObjectInfo
 from headrace.base.tasks import OwnedTasks
+from headrace.node.writing import WriteBackSettings
 from headrace.overlay.hiding import hide
 from headrace.testing.waiting import until
+from headrace.writeback.replication import failover
 from headrace.writeback.replication.failover import PUTS_END_S
 from headrace.writeback.sync_journal import SyncJournal
 from headrace.writeback.writeback import WriteBack
@@ -165,6 +167,30 @@ async def test_the_writer_learns_the_versions_of_its_own_files(tmp_path: Path) -
         assert file.version == await nodes.writer.origin_version(PATH)
         assert (await nodes.failover.report(WRITER, done=True)).files == []
         assert (await nodes.failover.report(WRITER, done=False)).files == []
+
+
+@pytest.mark.expected_warnings("headrace.writeback.replication.failover", "headrace.writeback.executor")
+async def test_the_writer_learns_of_files_that_take_more_than_half_of_the_holders_volume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder dies after the first file, before it records that. Its next run must not demote that file, or the
+    report would lack it."""
+    settings = WriteBackSettings(delay_s=1.0, timeout_s=20.0, layer_bytes_max=1)
+    monkeypatch.setattr(WriteBackSettings, "of", lambda config: settings)
+    record, unrecorded = failover._record_persisted, [True]
+    monkeypatch.setattr(
+        failover, "_record_persisted", lambda folder: (unrecorded and unrecorded.pop()) or record(folder)
+    )
+    async with cluster(tmp_path) as nodes:
+        await nodes.holder.hold(b"/d/other", b"theirs")
+        nodes.writer.write(PATH, OURS)
+        nodes.writer.write(b"/d/second", b"second")
+        await nodes.replicated(PATH, b"/d/second")
+        nodes.holder.origin.fail("put", PlannedFault.UNAVAILABLE, numbers=range(1, 7))
+        await nodes.leave()
+        await dropped(nodes)
+        files = (await nodes.failover.report(WRITER, done=False)).files
+        assert {file.path for file in files} == {PATH, b"/d/second"}
 
 
 async def test_a_writer_that_was_not_persisted_learns_nothing(tmp_path: Path) -> None:

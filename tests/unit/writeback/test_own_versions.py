@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.errors import NoSpaceError
 from headrace.base.model import Version
 from headrace.overlay.pending_version import PendingVersion
 from headrace.overlay.upper import Upper
 from headrace.writeback import sync_journal
 from headrace.writeback.coherence.pending_names import OwnVersions
-from headrace.writeback.sync_journal import ABSENT, JournalRecord, SyncJournal
+from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 
 pytestmark = pytest.mark.root
 
@@ -44,7 +45,7 @@ class WriterFixture:
         self.journal.note(JournalRecord(path, pending.inode, pending.ctime_ns, 3, PERSISTED))
         if self.demotes:
             self.upper.at(path).unlink()
-            self.journal.drop(path)
+            self.journal.drop_demoted(path)
 
 
 @pytest.fixture(params=[False, True], ids=["stays", "demoted"])
@@ -66,12 +67,59 @@ async def test_a_version_that_was_replaced_before_is_not_known(writer: WriterFix
     assert await writer.resolve(PendingVersion("n0", writer.pending.inode, 1)) is None
 
 
-def test_few_dropped_rows_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync_journal, "DROPPED_ROWS_MAX", 2)
+async def test_a_demoted_file_is_known_after_a_restart(tmp_path: Path) -> None:
+    """Another node that replaced the file may ask the next run of its writer."""
+    writer = WriterFixture(tmp_path, demotes=True)
+    assert await writer.resolve(writer.pending) == PERSISTED
+    writer.journal.close()
+    writer.journal = SyncJournal(str(tmp_path / "known.db"))
+    assert await writer.resolve(writer.pending) == PERSISTED
+    assert await writer.resolve(PendingVersion("n0", writer.pending.inode, 1)) is None
+    writer.journal.close()
+
+
+def test_few_demoted_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync_journal, "DEMOTED_ROWS_MAX", 2)
     table = SyncJournal(str(tmp_path / "known.db"))
-    for name in (b"/a", b"/b", b"/c"):
-        table.note(JournalRecord(name, 1, 1, 3, ABSENT))
-    table.drop(b"/b", b"/a", b"/none")
-    table.drop(b"/c")
-    assert list(table.dropped) == [b"/a", b"/c"]
+    for name in (b"/b", b"/a", b"/none", b"/c", b"/a"):
+        if name != b"/none":
+            table.note(JournalRecord(name, 1, 1, 3, PERSISTED))
+        table.drop_demoted(name)
+    assert [table.demoted(name, 1, 1) for name in (b"/a", b"/b", b"/c")] == [PERSISTED, None, PERSISTED]
+    assert table.get(b"/a") is None
     table.close()
+
+
+def test_only_what_the_origin_has_is_known_as_demoted(tmp_path: Path) -> None:
+    table = SyncJournal(str(tmp_path / "known.db"))
+    begun, removed = (
+        JournalRecord(b"/b", 1, 1, 3, PERSISTED, begun=True),
+        JournalRecord.removed(b"/r", PERSISTED),
+    )
+    for row in (begun, removed, JournalRecord.made(b"/d", 1, None, begun=False)):
+        table.note(row)
+        table.drop_demoted(row.path)
+        assert table.get(row.path) is None
+        assert table.demoted(row.path, row.inode, row.ctime_ns) is None
+    table.close()
+
+
+def test_a_full_disk_keeps_no_row_of_a_demoted_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row must not describe a later file that looks alike."""
+    table = SyncJournal(str(tmp_path / "known.db"))
+    table.note(JournalRecord(b"/a", 1, 1, 3, PERSISTED))
+    monkeypatch.setattr(sync_journal, "_ADD_DEMOTED", "SELECT no_space(?, ?, ?, ?, ?, ?)")
+    monkeypatch.setattr(table, "_translated", lambda error: NoSpaceError("table", why=str(error)))
+    table.drop_demoted(b"/a")
+    assert table.get(b"/a") is None and table.demoted(b"/a", 1, 1) is None
+    table.close()
+
+
+@pytest.mark.parametrize("state", ["8000000000000000-1", "-1-1", "1-8000000000000000", "1-" + "f" * 99])
+def test_a_token_with_impossible_numbers_is_invalid(state: str) -> None:
+    assert PendingVersion.parse(f"written-by/n0/{state}") is None
+
+
+def test_a_file_of_before_1970_has_a_token() -> None:
+    pending = PendingVersion("n0", 5, -7)
+    assert PendingVersion.parse(pending.token) == pending

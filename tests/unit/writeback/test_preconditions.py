@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,6 +136,47 @@ async def test_a_base_of_another_node_is_replaced_by_what_that_node_persisted(tm
     assert base_version(layer.upper.at(b"/d/gone"), b"/d/gone") is None
     # without its base, the whiteout would remove whatever is there
     assert base_version(layer.upper.at(b"/d/removed"), b"/d/removed") == PENDING
+    layer.crash()
+
+
+async def test_an_object_that_is_the_base_is_recognized_by_its_id(tmp_path: Path) -> None:
+    """Its writer left after the upload, and no node knows which version it became."""
+
+    async def resolve_version(path: bytes, version: Version) -> Version | None:
+        return None
+
+    layer = LayerFixture(tmp_path, resolve_version=resolve_version)
+    pending = PendingVersion("n7", 5, -7)
+    base = Version(6, 8, pending.token)
+    for path, size, put_id in (
+        (b"/d/same", 6, pending.put_id),
+        (b"/d/longer", 7, pending.put_id),
+        (b"/d/theirs", 6, "5-7"),
+    ):
+        layer.memory.hold(os.fsdecode(path[1:]), b"x" * size, Attributes(8, put_id=put_id))
+        layer.write_over(path, b"ours", base)
+    hide(layer.upper, b"/d/removed", base)
+    layer.memory.hold("d/removed", b"before", Attributes(8, put_id=pending.put_id))
+    for path, answer in (
+        (b"/d/same", True),
+        (b"/d/longer", False),
+        (b"/d/theirs", False),
+        (b"/d/removed", True),
+    ):
+        assert await layer.preconditions.resolve_base(path, layer.upper.at(path)) is answer
+        persisted = await layer.origin_version(path) if answer else None
+        assert base_version(layer.upper.at(path), path) == persisted
+    layer.crash()
+
+
+async def test_a_base_stays_while_the_origin_does_not_say_whether_it_has_it(tmp_path: Path) -> None:
+    layer = LayerFixture(tmp_path)
+    base = Version(6, 8, PendingVersion("n7", 5, 7).token)
+    layer.write_over(PATH, b"ours", base)
+    layer.origin.fail("head", PlannedFault.UNAVAILABLE)
+    with pytest.raises(OriginUnavailableError):
+        await layer.preconditions.resolve_base(PATH, layer.upper.at(PATH))
+    assert base_version(layer.upper.at(PATH), PATH) == base
     layer.crash()
 
 

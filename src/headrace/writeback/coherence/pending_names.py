@@ -179,9 +179,12 @@ class OwnVersions:
         """Persist the file if its pending version is still there, and return the origin's version, also if the file was
         demoted since. Return None if that version was replaced before it was persisted."""
         for _ in range(RESOLVE_ATTEMPTS_MAX):
-            for row in (self._journal.get(path), self._journal.dropped.get(path)):
-                if row is not None and _has_persisted(row, pending):
-                    return row.version
+            row = self._journal.get(path)
+            if row is not None and _has_persisted(row, pending):
+                return row.version
+            demoted = self._journal.demoted(path, pending.inode, pending.ctime_ns)
+            if demoted is not None:
+                return demoted
             entry = own_entry(self._upper.at(path), split(path)[1])
             if (entry.inode, entry.ctime_ns) != (pending.inode, pending.ctime_ns):
                 return None

@@ -35,10 +35,11 @@ class CoherenceService:
         return self.publisher.answer(request)
 
     async def resolve_version(self, path: bytes, token: str) -> Version | None:
-        """Return the origin's version of a pending version; None if that version never reached the origin."""
+        """Return the origin's version of a pending version; None if that version never reached the origin. Raises
+        ClusterUnavailableError if this node has it as a replica that is not persisted yet."""
         written = PendingVersion.parse(token)
         if written is None:
             return None
         if written.writer == self.me:
             return None if self.own is None else await self.own.resolve_version(path, written)
-        return self.replica_host.persisted_version(path, written)
+        return self.replica_host.resolve_version(path, written)

@@ -193,6 +193,10 @@ class DirtyNamesSubscriber:
         members = [nodes[id] for id in ids if id in nodes and id != self._me]
         return [node for node in members if self._peers.usable(node)]
 
+    def is_member(self, node: str) -> bool:
+        """Return whether a node is in the view of the cluster."""
+        return node in self._view().nodes
+
     def holds(self, writer: str) -> bool:
         """Return whether this node is assigned as a replica of the writer."""
         return self._me in self._replica_sets.get(writer, [])

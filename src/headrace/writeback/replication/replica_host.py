@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from headrace.base import failpoint
 from headrace.base.beneath import Root
 from headrace.base.deadline import Deadline
-from headrace.base.errors import PeerError, StoreError, UsageError
+from headrace.base.errors import ClusterUnavailableError, PeerError, StoreError, UsageError
 from headrace.base.model import Version
 from headrace.base.tasks import all_of, ended
 from headrace.overlay.durable_writes import flush_folder
@@ -28,7 +28,7 @@ from headrace.overlay.snapshot import Snapshot
 from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.peer_messages import FileRange, Replicate, ReplicateAhead
-from headrace.writeback.replication.replica_layer import Range, ReplicaLayer
+from headrace.writeback.replication.replica_layer import Range, ReplicaLayer, copy_of
 from headrace.writeback.replication.replicator import OFFER_TOKEN_PREFIX
 from headrace.writeback.sync_journal import SyncJournal
 from headrace.writeback.write_ahead import WriteAhead
@@ -115,6 +115,23 @@ class ReplicaHost:
             row = journal.get(path)
         same = row is not None and (row.inode, row.ctime_ns) == (pending.inode, pending.ctime_ns)
         return row.version if row is not None and same else None
+
+    def holds(self, path: bytes, pending: PendingVersion) -> bool:
+        """Return whether this node has a replica of a pending version. Raises StoreError if the disk fails."""
+        tree = Root(os.fsencode(self.folder_of(pending.writer)) + b"/tree")
+        try:
+            return copy_of(tree.at(path))[:2] == (pending.inode, pending.ctime_ns)
+        except OSError as error:
+            raise StoreError(os.fsdecode(path), why=os.strerror(error.errno or 0)) from error
+
+    def resolve_version(self, path: bytes, pending: PendingVersion) -> Version | None:
+        """Return `persisted_version`. Raises ClusterUnavailableError if this node has a replica of that version that is
+        not persisted: after the writer left, its failover will do so."""
+        version = self.persisted_version(path, pending)
+        if version is None and self.holds(path, pending):
+            why = f"node {pending.writer} left, and its replica is not persisted yet"
+            raise ClusterUnavailableError(os.fsdecode(path), why=why)
+        return version
 
     def lock_of(self, writer: str) -> asyncio.Lock:
         """Return the lock that protects a writer's replicas."""
