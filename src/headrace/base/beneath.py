@@ -281,38 +281,49 @@ class SafePath:
             raise OSError(errno.EXDEV, "a symbolic link leads out of the directory", self.path)
         return target[len(top) :]
 
-    def walk(self) -> Iterator[tuple[SafePath, os.stat_result]]:
+    def walk(self, on_error: OnError | None = None) -> Iterator[tuple[SafePath, os.stat_result]]:
         """Yield the path and everything below it, each directory before its entries. Entries that disappear meanwhile
-        are skipped."""
-        status = self.seen()
+        are skipped. on_error: called with each path that can't be read, and the walk continues; by default it raises
+        the error. A directory whose names can't be read has been yielded by then."""
+        try:
+            status = self.seen()
+        except OSError as error:
+            _report(self, error, on_error)
+            return
         if status is None:
             return
         yield self, status
         pending = [self] if stat.S_ISDIR(status.st_mode) else []
         while pending:
             directory = pending.pop()
-            for name, status in directory._rows():
+            for name, status in directory._rows(on_error):
                 path = directory / name
                 yield path, status
                 if stat.S_ISDIR(status.st_mode):
                     pending.append(path)
 
-    def _rows(self) -> list[tuple[bytes, os.stat_result]]:
+    def _rows(self, on_error: OnError | None) -> list[tuple[bytes, os.stat_result]]:
         rows: list[tuple[bytes, os.stat_result]] = []
+        directory = -1
         try:
             directory = self.root.folder(self.path)
-        except (FileNotFoundError, NotADirectoryError):
-            return rows
-        try:
             with os.scandir(_by(directory)) as entries:
                 for entry in entries:
-                    with contextlib.suppress(FileNotFoundError):
+                    try:
                         status = os.stat(entry.name, dir_fd=directory, follow_symlinks=False)
-                        rows.append((entry.name, status))
-        except FileNotFoundError:
+                    except FileNotFoundError:
+                        continue
+                    except OSError as error:
+                        _report(self / entry.name, error, on_error)
+                        continue
+                    rows.append((entry.name, status))
+        except (FileNotFoundError, NotADirectoryError):
             pass  # removed just now
+        except OSError as error:
+            _report(self, error, on_error)
         finally:
-            self.root.leave(directory)
+            if directory >= 0:
+                self.root.leave(directory)
         return rows
 
     # ------------------------------------------------------------ opening
@@ -443,6 +454,16 @@ class SafePath:
         self._in_parent(
             lambda parent, name: os.removexattr(_by(parent, name), attribute, follow_symlinks=False)
         )
+
+
+OnError = Callable[[SafePath, OSError], None]
+"""Take a path that can't be read now."""
+
+
+def _report(path: SafePath, error: OSError, on_error: OnError | None) -> None:
+    if on_error is None:
+        raise error
+    on_error(path, error)
 
 
 class Pin:

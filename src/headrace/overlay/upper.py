@@ -133,10 +133,19 @@ class Upper:
         except (FileNotFoundError, NotADirectoryError):
             return {}
 
-    def walk(self, top: bytes = b"/") -> Iterator[tuple[bytes, os.stat_result]]:
+    def walk(
+        self, top: bytes = b"/", unread: dict[bytes, OSError] | None = None
+    ) -> Iterator[tuple[bytes, os.stat_result]]:
         """Yield everything at and below a path, hidden entries too, each directory before its entries. Entries that
-        disappear meanwhile are skipped."""
-        for upper_path, status in self.at(top).walk():
+        disappear meanwhile are skipped. unread: gets the errors of paths that can't be read, and of directories whose
+        names can't; by default the first one is raised."""
+
+        def on_error(upper_path: SafePath, error: OSError) -> None:
+            if unread is None:
+                raise error
+            unread[upper_path.path] = error
+
+        for upper_path, status in self.at(top).walk(on_error):
             yield upper_path.path, as_given(status, upper_path)
 
     # ------------------------------------------------------------ marks

@@ -6,24 +6,28 @@ import asyncio
 import errno
 import os
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.base.clock import monotonic_s
-from headrace.base.errors import ClusterUnavailableError, HeadraceError, PeerError
+from headrace.base.errors import ClusterUnavailableError, PeerError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.overlay.hiding import hide
 from headrace.overlay.marks import is_whiteout
-from headrace.overlay.snapshot import SMALL_BYTES_MAX, Snapshot
+from headrace.overlay.snapshot import SMALL_BYTES_MAX, Snapshot, take
 from headrace.overlay.upper import Upper
 from headrace.ring.view import NodeInfo, next_view
 from headrace.testing.waiting import until
 from headrace.wire.peer_messages import Replicate
 from headrace.writeback.replication import replicator, snapshots
 from headrace.writeback.replication.replica_layer import copy_of
+from headrace.writeback.replication.replicated import ReplicatedDurability
+from tests.unit.writeback.failing_disk import FailingDirectory
 from tests.unit.writeback.replication_fixture import HOLDER, WRITER, ReplicationFixture, view_of
 
 PATH = b"/d/f"
@@ -64,9 +68,25 @@ async def test_a_removal_is_replicated_with_the_version_that_it_removes(tmp_path
         assert is_whiteout(replica.at(PATH).lstat()) and replica.base_of(PATH) == base
 
 
+class UnreadFiles:
+    """Files that the disk can't read: `take` fails for these paths. attempts: how often each was tried."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+        self.paths: set[bytes] = set()
+        self.attempts: Counter[bytes] = Counter()
+        self._number, self._take = number, take
+        monkeypatch.setattr(snapshots, "take", self._fail)
+
+    def _fail(self, path: bytes, *arguments: Any) -> Snapshot:
+        if path in self.paths:
+            self.attempts[path] += 1
+            raise OSError(self._number, os.strerror(self._number))
+        return self._take(path, *arguments)
+
+
 @pytest.mark.expected_warnings("headrace.writeback.replication.replicator")
-@pytest.mark.parametrize("why", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
-async def test_a_writer_short_of_descriptors_or_memory_does_not_count_a_file_as_gone(
+@pytest.mark.parametrize("why", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EACCES])
+async def test_a_file_that_can_not_be_read_does_not_count_as_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: int
 ) -> None:
     """The close would succeed without a replica of the file, and the holder would delete what it has."""
@@ -74,17 +94,90 @@ async def test_a_writer_short_of_descriptors_or_memory_does_not_count_a_file_as_
         nodes.writer.write(PATH, b"old")
         await nodes.replicator.secure(PATH, 2)
         nodes.writer.write(PATH, b"newer")
+        unread = UnreadFiles(monkeypatch, why)
+        unread.paths = {PATH}
+        with pytest.raises(StoreError):
+            await nodes.replicator.secure(PATH, 2)
+        assert nodes.replica(PATH) == b"old"
+        unread.paths = set()
+        await until(lambda: nodes.replica(PATH) == b"newer")  # without another close
 
-        def fail(*_: object) -> Snapshot:
-            raise OSError(why, os.strerror(why))
 
-        with monkeypatch.context() as patches:
-            patches.setattr(snapshots, "take", fail)
-            with pytest.raises(HeadraceError):
-                await nodes.replicator.secure(PATH, 2)
-            assert nodes.replica(PATH) == b"old"
-        await nodes.replicator.secure(PATH, 2)
-        assert nodes.replica(PATH) == b"newer"
+@pytest.mark.expected_warnings("a name was not replicated")
+async def test_a_file_that_can_not_be_read_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Files of one batch failed together, as long as one of them did."""
+    paths = [b"/d/%d" % number for number in range(5)]
+    async with cluster(tmp_path) as nodes:
+        await nodes.replicated()
+        unread = UnreadFiles(monkeypatch, errno.EIO)
+        unread.paths = {paths[2]}
+        for path in paths:
+            nodes.writer.write(path, path)
+        secured = await asyncio.gather(
+            *(nodes.replicator.secure(path, 2) for path in paths), return_exceptions=True
+        )
+        assert [isinstance(error, StoreError) for error in secured] == [path == paths[2] for path in paths]
+        await until(lambda: unread.attempts[paths[2]] > 3)
+        assert caplog.text.count("a name was not replicated") == 1
+        unread.paths = set()
+        await until(lambda: nodes.replica(paths[2]) == paths[2])
+
+
+@pytest.mark.expected_warnings("a name was not replicated")
+async def test_a_complete_list_without_a_file_deletes_no_replica_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The replica may be the only readable copy. Others are replicated meanwhile."""
+    async with cluster(tmp_path) as nodes:
+        for path in (PATH, b"/d/removed"):
+            nodes.writer.write(path, b"ours")
+            await nodes.replicator.secure(path, 2)
+        unread = UnreadFiles(monkeypatch, errno.EIO)
+        unread.paths = {PATH}
+        restart_list(nodes)
+        nodes.writer.upper.at(b"/d/removed").unlink()  # nobody reports it
+        await until(lambda: unread.attempts[PATH] > 3)
+        nodes.writer.write(b"/d/other", b"other")
+        await nodes.replicator.secure(b"/d/other", 2)
+        assert nodes.replica(PATH) == b"ours" and nodes.replica(b"/d/other") == b"other"
+        unread.paths = set()
+        await until(lambda: nodes.replica(b"/d/removed") is None)
+        assert nodes.replica(PATH) == b"ours"
+        assert caplog.text.count("a name was not replicated") == 1
+
+
+def restart_list(nodes: ReplicationFixture) -> None:
+    """Have the stream send a complete list again."""
+    (stream,) = nodes.replicator._streams.values()
+    stream.has_caught_up.clear()
+    stream._has_begun = False
+
+
+@pytest.mark.expected_warnings("a name was not replicated")
+async def test_a_complete_list_without_a_directory_deletes_no_replica_below_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster(tmp_path) as nodes:
+        for path in (PATH, b"/e/f", b"/removed"):
+            nodes.writer.write(path, b"ours")
+            await nodes.replicator.secure(path, 2)
+        failing = FailingDirectory(monkeypatch, b"/d")
+        nodes.writer.upper.at(b"/removed").unlink()
+        restart_list(nodes)
+        await until(lambda: failing.attempts > 3)
+        nodes.writer.write(b"/other", b"other")
+        await nodes.replicator.secure(b"/other", 2)
+        with pytest.raises(StoreError):
+            await ReplicatedDurability(
+                nodes.writer.upper, nodes.writer.layer.modes, nodes.replicator, note=lambda paths: None
+            ).secure(b"/")
+        assert nodes.replica(PATH) == b"ours" and nodes.replica(b"/removed") == b"ours"
+        failing.is_mended = True
+        await until(lambda: nodes.replica(b"/removed") is None)
+        assert nodes.replica(PATH) == b"ours" and nodes.replica(b"/e/f") == b"ours"
+        assert caplog.text.count("a name was not replicated") == 1
 
 
 async def test_the_holder_is_told_in_the_order_of_the_changes(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ durability that it provides."""
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable
 
+from headrace.base.errors import StoreError
 from headrace.base.tasks import OwnedTasks
 from headrace.base.write_modes import WriteModes
 from headrace.overlay.upper import Upper
@@ -47,8 +49,10 @@ class ReplicaObserver(WriteObserver):
         return self._replicator.status()
 
     def _note(self, paths: list[bytes]) -> None:
-        """Note in the replicator the paths, and everything below them, that have replicas."""
-        below = [path for top in paths for path, _ in self._upper.walk(top)]
+        """Note in the replicator the paths, and everything below them, that have replicas. What can't be read now is
+        noted when its session reports it, or waits for it."""
+        unread: dict[bytes, OSError] = {}
+        below = [path for top in paths for path, _ in self._upper.walk(top, unread)]
         self._replicator.note([path for path in {*paths, *below} if self._modes.copies(path) > 1])
 
 
@@ -73,10 +77,13 @@ class ReplicatedDurability(LocalDurability):
 
     async def secure(self, path: bytes) -> None:
         """Return when enough nodes have the bytes at and below a path. Raises PeerError if there are too few nodes, or
-        one does not answer."""
+        one does not answer, and StoreError if a path can't be read."""
         copies = self._modes.copies(path)
         if copies < 2:
             return
-        paths = [below for below, _ in self._upper.walk(path)] or [path]
+        try:
+            paths = [below for below, _ in self._upper.walk(path)] or [path]
+        except OSError as error:
+            raise StoreError(os.fsdecode(path), why=os.strerror(error.errno or 0)) from error
         self._note(paths)
         await asyncio.gather(*(self._replicator.secure(below, copies) for below in paths))

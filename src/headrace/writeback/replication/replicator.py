@@ -17,12 +17,14 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import os
 import stat
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from headrace.base.beneath import SafePath
+from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline, transfer_limit_s
 from headrace.base.errors import HeadraceError, PathNotFoundError, PeerError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES
@@ -51,6 +53,11 @@ REPLICATE_LIMIT_S = 30.0
 """Base time limit of one request to a replica, in seconds. The transfer of the bytes is added."""
 RETRY_S = 1.0
 """Pause after a failure, in seconds."""
+UNREAD_RETRY_S_MAX = 30.0
+"""Longest pause before names that the disk could not read are tried again, in seconds. It begins with RETRY_S and
+doubles."""
+UNREAD_WARNED_MAX = 20
+"""Most names that are reported with a warning while they can't be read. The log has the others as information."""
 BATCH_DELAY_S = 0.05
 """Most seconds for which changes wait to share one request, unless a caller waits for one of them."""
 FOLLOW_INTERVAL_S = 0.1
@@ -126,6 +133,13 @@ class ReplicaStream:
         self._sent_ahead: dict[int, int] = {}
         self._sending: dict[int, asyncio.Lock] = {}
         self._sent_first: set[bytes] = set()
+        self._unread: set[bytes] = set()
+        """Names that the disk could not read. The replica keeps what it has of them."""
+        self._unlisted: set[bytes] = set()
+        """Directories whose names the disk could not read for the complete list."""
+        self._retry_s, self._retry_at_s = RETRY_S, math.inf
+        self._has_begun = False
+        """The replica has the beginning of a complete list, which ends when all names could be read."""
         self._urgent = asyncio.Event()
         self.has_caught_up = asyncio.Event()
         """Set once the replica has everything that was dirty when the stream began."""
@@ -161,7 +175,7 @@ class ReplicaStream:
 
     async def secure(self, path: bytes) -> None:
         """Return when the replica has a snapshot of the path that was taken after this call. Raises PeerError with the
-        replica's reason, or the stream's if it is stopped."""
+        replica's reason, or the stream's if it is stopped. Raises StoreError if the path can't be read now."""
         await self.send_ahead(path, last=True)
         if self._stop_error is not None:  # while the blocks were sent, or before this task ran
             raise self._stop_error.copied()
@@ -223,21 +237,25 @@ class ReplicaStream:
         everything dirty."""
         while True:
             try:
-                if not self._pending and self.has_caught_up.is_set():
+                if not self._pending and self._has_begun:
                     self._urgent.clear()  # what was urgent went with a complete list
                     await self._sleep()
+                    self._retry_unread()
                     continue
                 await self._sleep()
                 self._urgent.clear()
+                self._retry_unread()
                 await self._send_pending()
             except HeadraceError as error:
                 log.warning("changes were not replicated, retrying node=%s error=%s", self.node.id, error)
                 if isinstance(error, PeerError):
                     self.has_caught_up.clear()
                     self._fail_waiting(error)
+                self._has_begun = self.has_caught_up.is_set()
                 await asyncio.sleep(RETRY_S)
             except Exception:
                 log.exception("changes were not replicated, retrying node=%s", self.node.id)
+                self._has_begun = self.has_caught_up.is_set()
                 await asyncio.sleep(RETRY_S)
 
     async def _sleep(self) -> None:
@@ -247,37 +265,87 @@ class ReplicaStream:
                 await self._urgent.wait()
 
     async def _send_pending(self) -> None:
-        """Send pending changes; a new stream sends everything that is dirty."""
-        begin = not self.has_caught_up.is_set()
+        """Send pending changes; a new stream sends everything that is dirty. Names that can't be read fail alone. They
+        keep a complete list from its end: the replica would delete what it has of them."""
+        begin = not self._has_begun
         if begin:
             self._sent.clear()
             self._sent_ahead.clear()
-            self.note(await self._replicator.names())
-        first, last = begin, False
+            names, unread = await self._replicator.names()
+            self.note(names)
+            for path, error in unread.items():
+                self._note_unread(path, error)
+            self._unlisted = set(unread)
+            self._unread &= {*names, *unread}
+        is_list = not self.has_caught_up.is_set()
+        last = False
         while not last:
             paths = list(self._pending)[:BATCH_NAMES]
-            waiting = [done for path in paths for done in self._pending.pop(path)]
-            last = not begin or not self._pending
+            waiting = {path: self._pending.pop(path) for path in paths}
+            last = not is_list or not self._pending
             try:
-                await self._send_snapshots_of(paths, begin=first, end=begin and last)
+                failed = await self._send_snapshots_of(paths, begin=begin, end=is_list and last)
             except BaseException as error:
-                known = isinstance(error, HeadraceError)
-                _fail_all(waiting, error if known else PeerError(f"node {self.node.id}", why="broken off"))  # type: ignore[arg-type]
+                why = PeerError(f"node {self.node.id}", why="broken off")
+                for futures in waiting.values():
+                    _fail_all(futures, error if isinstance(error, HeadraceError) else why)
                 self.note(paths)
                 raise
-            for done in waiting:
+            self._settle(waiting, failed)
+            begin, self._has_begun = False, True
+        if not (self._unread or self._unlisted):
+            self.has_caught_up.set()
+
+    def _settle(
+        self, waiting: dict[bytes, list[asyncio.Future[None]]], failed: dict[bytes, StoreError]
+    ) -> None:
+        """End the waits of callers whose paths were sent, or could not be read."""
+        for path, futures in waiting.items():
+            if path in failed:
+                _fail_all(futures, failed[path])
+                continue
+            for done in futures:
                 if not done.done():
                     done.set_result(None)
-            first = False
-        self.has_caught_up.set()
 
-    async def _send_snapshots_of(self, paths: list[bytes], *, begin: bool, end: bool) -> None:
-        """Send snapshots of paths, except those whose state the replica has. begin, end: bounds of a complete list."""
+    def _note_unread(self, path: bytes, error: HeadraceError) -> None:
+        """Note a path that can't be read now, and name it in the log once."""
+        if path not in self._unread and path not in self._unlisted:
+            self._retry_s = self._retry_s if self._unread else RETRY_S
+            level = logging.WARNING if len(self._unread) < UNREAD_WARNED_MAX else logging.INFO
+            text = "a name was not replicated, retrying node=%s path=%s error=%s"
+            log.log(level, text, self.node.id, os.fsdecode(path), error)
+        self._unread.add(path)
+        self._retry_at_s = min(self._retry_at_s, monotonic_s() + self._retry_s)
+
+    def _retry_unread(self) -> None:
+        """Queue the names that could not be read again, after a pause. If a directory was among them, begin a complete
+        list anew."""
+        if monotonic_s() < self._retry_at_s:
+            return
+        self._retry_at_s, self._retry_s = math.inf, min(UNREAD_RETRY_S_MAX, 2 * self._retry_s)
+        for path in self._unread:
+            self._pending.setdefault(path, [])
+        if self._unlisted:
+            self._has_begun = False
+
+    async def _send_snapshots_of(
+        self, paths: list[bytes], *, begin: bool, end: bool
+    ) -> dict[bytes, StoreError]:
+        """Send snapshots of paths, except those whose state the replica has. begin, end: bounds of a complete list. It
+        ends only if all names could be read. Return the errors of the paths that could not."""
+        failed: dict[bytes, StoreError] = {}
         with contextlib.ExitStack() as offered:
             snapshots: list[Snapshot] = []
             size_bytes = 0
             for path in paths:
-                snapshot = await self._snapshot_and_offer(path, offered)
+                try:
+                    snapshot = await self._snapshot_and_offer(path, offered)
+                except StoreError as error:
+                    failed[path] = error
+                    self._note_unread(path, error)
+                    continue
+                self._unread.discard(path)
                 if self._sent.get(path, ABSENT_STATE) == snapshot.state:
                     continue
                 snapshots += [snapshot, *self._removed_below(snapshot)]
@@ -285,8 +353,10 @@ class ReplicaStream:
                 if size_bytes > BATCH_BYTES:
                     await self._send(snapshots, begin=begin, end=False)
                     begin, snapshots, size_bytes = False, [], 0
+            end = end and not (self._unread or self._unlisted)
             if snapshots or begin or end:
                 await self._send(snapshots, begin=begin, end=end)
+        return failed
 
     async def _snapshot_and_offer(self, path: bytes, offered: contextlib.ExitStack) -> Snapshot:
         """Return a snapshot of a path. A large file is offered as well, so that the replica can fetch it after a rename
@@ -340,7 +410,7 @@ class Replicator:
 
     count: most nodes with a file's bytes, this one included. locate: returns where a path lies in the layer. take:
     returns the snapshot of a path, which is GONE if the path is persisted. names: returns all paths of the layer that
-    are replicated.
+    are replicated, and those that could not be read, with their errors.
     """
 
     def __init__(
@@ -353,7 +423,7 @@ class Replicator:
         count: int,
         locate: Callable[[bytes], SafePath],
         take: Callable[[bytes], Awaitable[Snapshot]],
-        names: Callable[[], Awaitable[list[bytes]]],
+        names: Callable[[], Awaitable[tuple[list[bytes], dict[bytes, StoreError]]]],
     ) -> None:
         self.me = me
         self.peers = peers

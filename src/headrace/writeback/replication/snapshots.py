@@ -16,8 +16,8 @@ from headrace.writeback.writable_layer import WritableLayer
 
 CHECKSUMS_CACHED_MAX = 16
 """Most large files whose checksums stay in memory."""
-SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors of a process that lacks descriptors or memory now. They say nothing about the file."""
+GONE_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+"""Errors that mean that a path has no entry, or is below a file or a link. Others say nothing about the entry."""
 
 
 class Snapshots:
@@ -36,17 +36,20 @@ class Snapshots:
         self._planner = planner
         self._with_checksums: dict[int, Snapshot] = {}
 
-    async def names(self) -> list[bytes]:
-        """Return all paths that are replicated."""
+    async def names(self) -> tuple[list[bytes], dict[bytes, StoreError]]:
+        """Return all paths that are replicated, and the errors of those that can't be read, and of directories whose
+        names can't."""
+        unread: dict[bytes, OSError] = {}
 
         def walk() -> list[bytes]:
-            return [path for path, _ in self._upper.walk() if self._modes.copies(path) > 1]
+            return [path for path, _ in self._upper.walk(unread=unread) if self._modes.copies(path) > 1]
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, walk)
+        names = await asyncio.get_running_loop().run_in_executor(self._threads, walk)
+        return names, {path: _error_of(path, error) for path, error in unread.items()}
 
     async def of(self, path: bytes) -> Snapshot:
         """Return the snapshot of a path. It is GONE if the path is persisted, has no replicas or does not exist. Raises
-        StoreError if this process lacks descriptors or memory now: GONE would delete a replica that is needed."""
+        StoreError if the entry can't be read now: GONE would delete a replica that is needed."""
         safe_path = self._upper.at(path)
         try:
             status = safe_path.lstat()
@@ -63,8 +66,8 @@ class Snapshots:
             self._cache_checksums(taken)
             return taken
         except OSError as error:
-            if error.errno in SHORTAGES:
-                raise StoreError(os.fsdecode(path), why=os.strerror(error.errno or 0)) from error
+            if error.errno not in GONE_ERRORS:
+                raise _error_of(path, error) from error
             return Snapshot(path, EntryType.GONE)
 
     def _cache_checksums(self, taken: Snapshot) -> None:
@@ -75,3 +78,7 @@ class Snapshots:
             self._with_checksums[taken.inode] = taken
             if len(self._with_checksums) > CHECKSUMS_CACHED_MAX:
                 del self._with_checksums[next(iter(self._with_checksums))]
+
+
+def _error_of(path: bytes, error: OSError) -> StoreError:
+    return StoreError(os.fsdecode(path), why=os.strerror(error.errno or 0))
