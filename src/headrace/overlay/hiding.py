@@ -8,7 +8,7 @@ from headrace.base.model import Version
 from headrace.base.namespace_path import is_at_or_below, split
 from headrace.overlay.kept_times import keeping_times
 from headrace.overlay.mark_names import MARKS
-from headrace.overlay.marks import make_removed, make_whiteout, set_base
+from headrace.overlay.marks import make_removed, make_whiteout, mark_value, set_base
 from headrace.overlay.moves import unmark
 from headrace.overlay.upper import Upper
 
@@ -109,15 +109,23 @@ def defer_removal(upper: Upper, path: bytes) -> None:
     whiteout.rename(upper.new_in_gone())
 
 
-def pending_removals(upper: Upper) -> list[tuple[SafePath, bytes]]:
-    """Return the directories in `gone` with their former paths."""
+def pending_removals(
+    upper: Upper, unread: dict[SafePath, OSError] | None = None
+) -> list[tuple[SafePath, bytes]]:
+    """Return the directories in `gone` with their former paths. unread: gets the errors of directories whose path can't
+    be read now; by default the first one is raised, as any path may have to be removed at the origin."""
     directories = []
     for name in upper.gone.at(b"/").names():
         directory = upper.gone.at(b"/" + name)
         try:
-            directories.append((directory, directory.getxattr(MARKS.path)))
-        except OSError:
+            former_path = mark_value(directory, MARKS.path)
+        except OSError as error:
+            if unread is None:
+                raise
+            unread[directory] = error
             continue
+        if former_path is not None:
+            directories.append((directory, former_path))
     return directories
 
 

@@ -20,6 +20,7 @@ _UNMARKED = frozenset(
     {
         *(errno.ENODATA, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EOPNOTSUPP),
         *(errno.EACCES, errno.EPERM),  # with `--user`, of a file that its owner may not read
+        errno.ENAMETOOLONG,  # no call can set a mark there either
     }
 )
 """Errors that mean that an entry has no mark."""
@@ -33,7 +34,8 @@ class BaseVersion(msgspec.Struct, frozen=True):
 
 
 def base_version(file: SafePath | int, path: bytes) -> Version | None:
-    """Return the version that a file replaces at a path. file: a path or an open file."""
+    """Return the version that a file replaces at a path. file: a path or an open file. Raises OSError if that is not
+    known now: without its base a file would become a conflict copy, and a whiteout would remove any version."""
     return next((base.version for base in _bases(file) if base.path == path), None)
 
 
@@ -53,10 +55,10 @@ def drop_base(file: SafePath, path: bytes) -> None:
 
 
 def _bases(file: SafePath | int) -> list[BaseVersion]:
+    value = mark_value(file, MARKS.base)
     try:
-        value = os.getxattr(file, MARKS.base) if isinstance(file, int) else file.getxattr(MARKS.base)
-        return decode_msgpack(value, list[BaseVersion])
-    except (OSError, msgspec.MsgspecError):
+        return [] if value is None else decode_msgpack(value, list[BaseVersion])
+    except msgspec.MsgspecError:
         return []
 
 
@@ -85,25 +87,40 @@ def make_removed(path: SafePath) -> None:
 
 
 def is_removed(path: SafePath) -> bool:
-    """Return whether a directory has the mark `removed`. It reads the mark by a descriptor, which is faster than
-    /proc/self/fd: most lookups check each directory of a path."""
+    """Return whether a directory has the mark `removed`. Raises OSError if that is not known now. It reads the mark by
+    a descriptor, which is faster than /proc/self/fd: most lookups check each directory of a path."""
     fd = -1
     try:
         fd = path.open(os.O_RDONLY | os.O_DIRECTORY)
         os.getxattr(fd, MARKS.removed)
-    except OSError:
-        return False
+    except OSError as error:
+        return _is_marked(error)
     finally:
         if fd >= 0:
             os.close(fd)
     return True
 
 
-def mark_value(path: SafePath, mark: str) -> bytes | None:
+def has_removed_mark(path: bytes) -> bool:
+    """Return whether an entry of an open directory has the mark `removed`. Raises OSError as `is_removed` does."""
+    try:
+        os.getxattr(path, MARKS.removed, follow_symlinks=False)
+    except OSError as error:
+        return _is_marked(error)
+    return True
+
+
+def mark_value(file: SafePath | int, mark: str) -> bytes | None:
     """Return the value of a mark; None if the entry does not have it. Raises OSError if that is not known."""
     try:
-        return path.getxattr(mark)
+        return os.getxattr(file, mark) if isinstance(file, int) else file.getxattr(mark)
     except OSError as error:
-        if error.errno not in _UNMARKED:
-            raise
+        _is_marked(error)
         return None
+
+
+def _is_marked(error: OSError) -> bool:
+    """Return False if an error means that an entry has no mark. Raises other errors."""
+    if error.errno not in _UNMARKED:
+        raise error
+    return False

@@ -41,9 +41,18 @@ def upper_entry(
 
 
 def size_of(safe_path: SafePath) -> int:
-    """Return the size of a file; 0 for anything else."""
-    status = safe_path.seen()
-    return status.st_size if status is not None and stat.S_ISREG(status.st_mode) else 0
+    """Return the size of a file; 0 for anything else, and for what can't be read now."""
+    return file_at(safe_path)[0]
+
+
+def file_at(safe_path: SafePath) -> tuple[int, int]:
+    """Return the size and the inode number of a file; 0, 0 for anything else, and for what can't be read now."""
+    try:
+        status = safe_path.seen()
+    except OSError:
+        return 0, 0
+    is_file = status is not None and stat.S_ISREG(status.st_mode)
+    return (status.st_size, status.st_ino) if status is not None and is_file else (0, 0)
 
 
 def attributes_of(status: os.stat_result) -> Attributes:

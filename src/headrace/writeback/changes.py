@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 from collections.abc import Iterable
 
 from headrace.base.clock import monotonic_s
+from headrace.base.errors import HeadraceError, StoreError
 from headrace.overlay.hiding import hide_missing
-from headrace.writeback.action import size_of
+from headrace.writeback.action import file_at
 from headrace.writeback.dirty_set import DirtySet
 from headrace.writeback.observers import WriteObserver
 from headrace.writeback.sync_journal import JournalRecord
 from headrace.writeback.writable_layer import WritableLayer
+
+log = logging.getLogger(__name__)
+
+UNREAD_WARNED_MAX = 20
+"""Most unreadable paths that are reported with a warning. The log has more of them as information."""
 
 
 class ChangeTracker:
@@ -26,6 +34,7 @@ class ChangeTracker:
         self.observers = observers
         self.delay_s = delay_s
         self.wake = asyncio.Event()
+        self._unread_named: set[bytes] = set()
 
     def changed(self, paths: Iterable[bytes], source: int) -> None:
         """Note paths that a session wrote. source: the session's number."""
@@ -45,19 +54,60 @@ class ChangeTracker:
         for path in paths:
             if self._layer.persists(path):
                 entry = self.dirty.add(path, now_s, delay_s=delay_s)
-                self.dirty.resize(entry, size_of(self._layer.upper.at(path)))
+                size_bytes, inode = file_at(self._layer.upper.at(path))
+                self.dirty.resize(entry, size_bytes)
+                self.dirty.identify(path, inode)
                 entry.due_s = min(now_s + delay_s, max(entry.due_s, entry.since_s + 10 * delay_s))
                 self.wake.set()
 
-    def hide(self, rows: list[JournalRecord]) -> None:
+    def note_unread(self, path: bytes, error: OSError) -> HeadraceError:
+        """Mark a path as dirty that the disk can't read or change now, and return the error. It is tried again after
+        pauses. The log names it once."""
+        why = error if isinstance(error, HeadraceError) else _error_of(path, error)
+        now_s = monotonic_s()
+        entry = self.dirty.get(path) or self.dirty.add(path, now_s)
+        if not entry.is_unread:
+            entry.is_unread = True
+            self._name_unread(path, why)
+        if entry.due_s <= now_s or not entry.error:
+            entry.failed(str(why))
+        return why
+
+    def _name_unread(self, path: bytes, why: HeadraceError) -> None:
+        named = {path for path in self._unread_named if (entry := self.dirty.get(path)) and entry.is_unread}
+        self._unread_named = named
+        level = logging.WARNING if len(named) < UNREAD_WARNED_MAX else logging.INFO
+        if level == logging.WARNING:
+            named.add(path)
+        log.log(
+            level,
+            "a path of the upper layer can't be read, retrying path=%s error=%s",
+            os.fsdecode(path),
+            why,
+        )
+
+    def hide(self, rows: list[JournalRecord]) -> dict[bytes, OSError]:
         """Hide names of which nothing is left here: what the origin may have of them is removed. In an exclusive
-        directory they become dirty without a marker."""
+        directory they become dirty without a marker. Return the errors of names that the disk can't hide now."""
         vanished = [row.path for row in rows if self._layer.is_exclusive(row.path)]
         self.note([path for path in vanished if path not in self.dirty], 0.0)
         rows = [row for row in rows if not self._layer.is_exclusive(row.path)]
+        errors: dict[bytes, OSError] = {}
         if not rows:
-            return
+            return errors
         upper = self._layer.upper
+        hidden: list[bytes] = []
         with upper.lock:
-            hidden = [hide_missing(upper, row.path, None, directory=row.is_directory) for row in rows]
-        self.changed_here([path for path in hidden if path is not None])
+            for row in rows:
+                try:
+                    top = hide_missing(upper, row.path, None, directory=row.is_directory)
+                except OSError as error:
+                    errors[row.path] = error
+                else:
+                    hidden += [] if top is None else [top]
+        self.changed_here(hidden)
+        return errors
+
+
+def _error_of(path: bytes, error: OSError) -> StoreError:
+    return StoreError(os.fsdecode(path), why=os.strerror(error.errno or 0))

@@ -110,7 +110,11 @@ class Demoter:
             return False
         if row.size_bytes > DEMOTE_NOW_BYTES_MAX:
             return False
-        self._record_demoted(path, await self._demote_one(row))
+        try:
+            self._record_demoted(path, await self._demote_one(row))
+        except OSError as error:
+            log.warning("a clean file was not demoted path=%s error=%s", os.fsdecode(path), error)
+            return False
         return _is_cached(store, entry)
 
     async def drop_damaged(self, row: JournalRecord) -> bool:

@@ -20,7 +20,8 @@ class DirtyPath:
 
     since_s, due_s: when it became dirty, and when it is to be persisted, on the monotonic clock. size_bytes: set by
     `DirtySet.resize`. noted: number of times that the path was added; a task that persists it checks whether the number
-    grew.
+    grew. is_unread: the disk could not read the path, or the names of the directory, so nobody knows what is dirty at
+    and below it. inode: number of the file that was at the path when it was last looked at; 0 if there was none.
     """
 
     since_s: float
@@ -29,12 +30,19 @@ class DirtyPath:
     attempts: int = 0
     error: str = ""
     noted: int = 0
+    is_unread: bool = False
+    inode: int = 0
 
     def failed(self, why: str) -> None:
         """Record a failure. The path backs off: each further failure doubles the pause, up to BACKOFF_S_MAX."""
         self.attempts += 1
         self.error = why
         self.due_s = monotonic_s() + min(BACKOFF_S_MAX, 2.0 ** min(self.attempts, 10) / 2)
+
+    def was_read(self) -> None:
+        """Record that the disk can read the path, and forget an earlier failure to do so."""
+        if self.is_unread:
+            self.attempts, self.error, self.is_unread = 0, "", False
 
     def held_back(self, why: str, delay_s: float) -> None:
         """Record why the node may not persist the path now. It is no failure of the path."""
@@ -48,6 +56,8 @@ class DirtySet:
     def __init__(self) -> None:
         self._all: dict[bytes, DirtyPath] = {}
         self._size_bytes = 0
+        self._by_inode: dict[int, bytes] = {}
+        """The last dirty name of each file."""
 
     def __contains__(self, path: bytes) -> bool:
         return path in self._all
@@ -75,12 +85,42 @@ class DirtySet:
         self._size_bytes += size_bytes - entry.size_bytes
         entry.size_bytes = size_bytes
 
+    def identify(self, path: bytes, inode: int) -> None:
+        """Record which file a dirty path has; 0 for none."""
+        entry = self._all[path]
+        if entry.inode != inode:
+            self._forget_inode(path, entry)
+            entry.inode = inode
+        if inode:
+            self._by_inode[inode] = path
+
+    def _forget_inode(self, path: bytes, entry: DirtyPath) -> None:
+        if entry.inode and self._by_inode.get(entry.inode) == path:
+            del self._by_inode[entry.inode]
+
+    def name_of(self, inode: int) -> bytes | None:
+        """Return a dirty path that has a file; None if there is none."""
+        return self._by_inode.get(inode)
+
+    def first_unread(self) -> bytes | None:
+        """Return the first path that could not be read; None if there is none."""
+        return next((path for path, entry in self._all.items() if entry.is_unread), None)
+
     def drop(self, path: bytes, only: DirtyPath | None = None) -> None:
         """Remove a path. only: remove it only if its state is still this one, so that a later change keeps it dirty."""
         entry = self._all.get(path)
         if entry is not None and only in (None, entry):
             self._size_bytes -= entry.size_bytes
+            self._forget_inode(path, entry)
             del self._all[path]
+
+    def restore(self, path: bytes, entry: DirtyPath) -> None:
+        """Put back a path that was removed, with its state."""
+        self.drop(path)
+        self._all[path] = entry
+        self._size_bytes += entry.size_bytes
+        inode, entry.inode = entry.inode, 0
+        self.identify(path, inode)
 
     def expedite(self, path: bytes) -> None:
         """Make all dirty paths at and below a path due now."""

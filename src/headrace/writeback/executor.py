@@ -7,16 +7,24 @@ the node's loop.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from headrace.base.errors import ClusterUnavailableError, DeadlineExceededError, FileInUseError, HeadraceError
+from headrace.base.errors import (
+    ClusterUnavailableError,
+    DeadlineExceededError,
+    FileInUseError,
+    HeadraceError,
+    StoreError,
+)
 from headrace.base.keyed_lock import KeyedLock
 from headrace.base.namespace_path import split
 from headrace.namespace.namespace import Namespace
-from headrace.writeback.action import WriteBackCounts, by_depth
+from headrace.writeback.action import WriteBackCounts, by_depth, file_at
 from headrace.writeback.changes import ChangeTracker
+from headrace.writeback.dirty_set import DirtyPath
 from headrace.writeback.pending_removals import PendingRemovals, near
 from headrace.writeback.planner import StepPlanner
 from headrace.writeback.reconcile import SyncStep
@@ -28,6 +36,21 @@ log = logging.getLogger(__name__)
 
 CONCURRENCY_MAX = 64
 """Most uploads and removals at the same time."""
+CHANGED_ERRORS = frozenset(
+    {
+        *(
+            errno.ENOENT,
+            errno.ENOTDIR,
+            errno.EEXIST,
+            errno.ENOTEMPTY,
+            errno.EISDIR,
+            errno.ELOOP,
+            errno.ENODATA,
+        ),
+        *(errno.ENXIO, errno.ESTALE),
+    }
+)
+"""Errors of the layer that mean that a name was created, moved or removed meanwhile. Others are the disk's."""
 RETRY_S = 1.0
 """Pause before a deferred path is tried again, in seconds."""
 
@@ -92,9 +115,15 @@ class SyncExecutor:
                 directories.add(directory)
         return directories
 
-    async def run(self, steps: dict[bytes, SyncStep], *, below: bytes | None = None) -> list[HeadraceError]:
+    async def run(
+        self,
+        steps: dict[bytes, SyncStep],
+        *,
+        below: bytes | None = None,
+        unread: Sequence[HeadraceError] = (),
+    ) -> list[HeadraceError]:
         """Take all steps, and return the errors. A path that failed stays dirty. Removals are deferred if anything else
-        failed.
+        failed. unread: the errors of paths whose steps nobody knows.
 
         Removed directories whose place a file has taken would block steps, and go first. below: such directories that
         touch this path go first, too, because the caller waits for them. None: all others go in the background.
@@ -106,7 +135,8 @@ class SyncExecutor:
         failed = await self.pending.remove_near(
             others if below is None else [*others, below], folders=folders
         )
-        errors = await self._run_all([p for p, step in steps.items() if step is SyncStep.CLEAR], self._clear)
+        errors = [*unread]
+        errors += await self._run_all([p for p, step in steps.items() if step is SyncStep.CLEAR], self._clear)
         for level in by_depth(folders):
             errors += await self._run_all(level, self._make_directory)
         errors += await self._run_all([p for p, step in steps.items() if step is SyncStep.PUT], self._put)
@@ -114,7 +144,49 @@ class SyncExecutor:
         deferred = set(removed if errors else near(removed, failed))
         self._defer(deferred)
         errors = [*failed.values(), *errors]
+        files = [path for path in removed if steps[path] is SyncStep.REMOVE and path not in deferred]
+        deferred |= self._hold_renamed(files, errors, is_awaited=below is not None)
         return errors + await self._run_removals(steps, [path for path in removed if path not in deferred])
+
+    def _hold_renamed(
+        self, paths: list[bytes], errors: list[HeadraceError], *, is_awaited: bool
+    ) -> set[bytes]:
+        """Hold back the removal of files that have a new name which the origin lacks, or may have one among the paths
+        that can't be read. Return these paths, and add an error for those that wait for another one. is_awaited: a
+        caller waits for the removals, so the new names are due now."""
+        unread = self._dirty.first_unread() if paths else None
+        held: set[bytes] = set()
+        for path in paths:
+            new = self._new_name_of(path) if unread is None else unread
+            if new is None:
+                continue
+            held.add(path)
+            other = self._dirty[new]
+            if other.error:
+                why = f"its file may be {os.fsdecode(new)} now, which the origin lacks: {other.error}"
+                self._dirty[path].held_back(why, RETRY_S)
+                errors.append(StoreError(os.fsdecode(path), why=why))
+            else:
+                self._defer([path])
+                self._expedite(other if is_awaited else None)
+        return held
+
+    def _expedite(self, other: DirtyPath | None) -> None:
+        if other is not None:
+            other.due_s = 0.0
+            self._changes.wake.set()
+
+    def _new_name_of(self, path: bytes) -> bytes | None:
+        """Return the dirty path that a removed file was renamed to, unless the origin has it under that name."""
+        row = self._layer.journal.get(path)
+        if row is None or not row.inode or not row.is_there or row.is_directory:
+            return None
+        new = self._dirty.name_of(row.inode)
+        if new is None or new == path or file_at(self._upper.at(new))[1] != row.inode:
+            return None
+        put = self._layer.journal.get(new)
+        is_put = put is not None and put.inode == row.inode and put.is_there and not put.begun
+        return None if is_put else new
 
     async def _run_removals(self, steps: dict[bytes, SyncStep], paths: list[bytes]) -> list[HeadraceError]:
         """Take the steps that remove these paths, and return the errors."""
@@ -165,7 +237,12 @@ class SyncExecutor:
             except HeadraceError as error:
                 self._note_failure(path, error)
                 return error
-            except OSError as error:  # a session or a program changed the layer meanwhile
+            except OSError as error:
+                if error.errno not in CHANGED_ERRORS:
+                    failure = StoreError(os.fsdecode(path), why=os.strerror(error.errno or 0))
+                    self._note_failure(path, failure)
+                    return failure
+                # a session or a program changed the layer meanwhile
                 log.info("a change was not persisted, retrying path=%s error=%s", os.fsdecode(path), error)
                 self._defer([path])
                 return DeadlineExceededError(os.fsdecode(path), why=str(error))

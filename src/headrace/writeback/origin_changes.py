@@ -66,7 +66,7 @@ class OriginChangeReconciler:
 
     def suspect(self, paths: Iterable[bytes]) -> bool:
         """Note paths whose entry in the index changed. Return whether a check is due now."""
-        self._waiting.update(path for path in paths if self._upper.at(path).exists())
+        self._waiting.update(filter(self._may_be_here, paths))
         self._pause_s = PAUSE_S_MIN
         if self._waiting or self._emptied:
             self.due_s = 0.0
@@ -185,6 +185,12 @@ class OriginChangeReconciler:
             self._on_written([row.path])
         elif self._is_here(row.path):
             self._waiting.add(row.path)  # it is in use, or dirty by now; then its upload decides
+
+    def _may_be_here(self, path: bytes) -> bool:
+        try:
+            return self._is_here(path)
+        except OSError:  # the check tries it again
+            return True
 
     def _is_here(self, path: bytes) -> bool:
         return self._upper.at(path).exists()

@@ -22,6 +22,7 @@ from headrace.base.namespace_path import split
 from headrace.base.tasks import OwnedTasks, all_of
 from headrace.overlay.hiding import pending_removals
 from headrace.overlay.mark_names import MARKS
+from headrace.overlay.marks import mark_value
 from headrace.writeback.action import by_depth
 from headrace.writeback.removal import RemovalPropagator
 from headrace.writeback.writable_layer import WritableLayer
@@ -55,6 +56,7 @@ class PendingRemovals:
         self._turns = KeyedLock()
         self._tasks = OwnedTasks()
         self._again_s = 0.0
+        self._unread: set[str] = set()
         self.due_s = math.inf
 
     async def stop(self) -> None:
@@ -96,8 +98,15 @@ class PendingRemovals:
                 self._retry()
 
     def _all(self) -> Pending:
-        """Return all directories. Mode `local` is left out: its settings may change later."""
-        return [pair for pair in pending_removals(self._layer.upper) if self._layer.persists(pair[1])]
+        """Return all directories. Mode `local` is left out: its settings may change later. So is a directory whose path
+        can't be read now, until `find`. What it blocks is refused by the origin, and tried again."""
+        unread: dict[SafePath, OSError] = {}
+        pending = pending_removals(self._layer.upper, unread)
+        for directory, error in unread.items():
+            if repr(directory) not in self._unread:
+                log.warning("a removed directory can't be read, retrying path=%s error=%s", directory, error)
+        self._unread = {repr(directory) for directory in unread}
+        return [pair for pair in pending if self._layer.persists(pair[1])]
 
     def _chosen(self, paths: Collection[bytes], folders: Collection[bytes]) -> tuple[Pending, Pending]:
         """Return the directories that `remove_near` removes, and the others."""
@@ -174,8 +183,5 @@ def _above(path: bytes) -> Iterator[bytes]:
 
 
 def _former_path(place: SafePath) -> bytes:
-    """Return the former path of a directory in `gone`; b"" if it is no longer there."""
-    try:
-        return place.getxattr(MARKS.path)
-    except OSError:
-        return b""
+    """Return the former path of a directory in `gone`; b"" if it is no longer there. Raises OSError."""
+    return mark_value(place, MARKS.path) or b""

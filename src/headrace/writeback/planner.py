@@ -6,14 +6,17 @@ import asyncio
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
 from headrace.base.clock import monotonic_s
+from headrace.base.errors import HeadraceError
 from headrace.base.keyed_lock import KeyedLock
 from headrace.base.namespace_path import is_at_or_below
 from headrace.writeback.action import upper_entry
 from headrace.writeback.changes import ChangeTracker
+from headrace.writeback.dirty_set import DirtyPath
 from headrace.writeback.reconcile import SyncStep, UpperEntry, UpperKind, step_of
 from headrace.writeback.removal import RemovalPropagator
 from headrace.writeback.sync_journal import JournalRecord
@@ -22,6 +25,7 @@ from headrace.writeback.writable_layer import WritableLayer
 _T = TypeVar("_T")
 CleanFiles = list[tuple[JournalRecord, os.stat_result]]
 """Clean files: the row and the status of each."""
+_Rows = dict[bytes, JournalRecord | None]
 STEPS_WITH_CHILDREN = (SyncStep.CLEAR, SyncStep.MAKE, SyncStep.REMOVE_DIRECTORY)
 """Steps of a directory that may require steps for everything below it."""
 TURN_S = 0.05
@@ -62,9 +66,12 @@ class StepPlanner:
         return step_of(entry, row)
 
     def needs_work(self, path: bytes) -> bool:
-        """Return whether a path needs a step now. A path without an entry does."""
-        status = self._upper.at(path).seen()
-        return status is None or self.step(path, status) is not None
+        """Return whether a path needs a step now. A path without an entry does, and one that can't be read now."""
+        try:
+            status = self._upper.at(path).seen()
+            return status is None or self.step(path, status) is not None
+        except OSError:
+            return True
 
     def is_persisted(self, path: bytes, status: os.stat_result) -> bool:
         """Return whether the origin has the file at a path."""
@@ -85,9 +92,20 @@ class StepPlanner:
         )
 
 
+@dataclass(slots=True)
+class _Findings:
+    """Hold what a walk of the layer found: dirty paths with their status, clean files, the bytes that all files take of
+    the disk, and the errors of what could not be read."""
+
+    dirty: list[tuple[bytes, os.stat_result | None]] = field(default_factory=list)
+    clean: CleanFiles = field(default_factory=list)
+    size_bytes: int = 0
+    unread: dict[bytes, OSError] = field(default_factory=dict)
+
+
 class LayerScan:
-    """Find dirty paths in the layer, and plan a round for them. Calls are on the node's loop; walks over the layer run
-    in a thread."""
+    """Find dirty paths in the layer, and plan a round for them. A path that the disk can't read is dirty, and delays no
+    other. Calls are on the node's loop; walks over the layer run in a thread."""
 
     def __init__(
         self,
@@ -111,63 +129,80 @@ class LayerScan:
         in a thread."""
         self._journal.forget_old_removals()
         self.hide_unanswered()
-        rows = {row.path: row for row in self._journal.rows()}
-        dirty: list[tuple[bytes, int]]
-        dirty, clean, size_bytes = await self._layer.in_thread(self._walk_all, rows)
-        now_s = monotonic_s()
-        for path, size in dirty:
-            self._dirty.add(path, now_s, size, delay_s=self._changes.delay_s)
-        if dirty:
+        rows: _Rows = {row.path: row for row in self._journal.rows()}
+        found = await self._layer.in_thread(self._walk, b"/", rows)
+        self._mark(found, monotonic_s(), delay_s=self._changes.delay_s)
+        if found.dirty:
             self._changes.wake.set()
-        return clean, size_bytes
+        return found.clean, found.size_bytes
 
-    def _walk_all(self, rows: dict[bytes, JournalRecord]) -> tuple[list[tuple[bytes, int]], CleanFiles, int]:
-        """Return the dirty paths with their sizes, the clean files, and the bytes that all files take of the disk."""
-        dirty: list[tuple[bytes, int]] = []
-        clean: CleanFiles = []
-        size_bytes = 0
-        for path, status in self._upper.walk():
-            size_bytes += status.st_blocks * 512
+    def _walk(self, top: bytes, rows: _Rows) -> _Findings:
+        """Compare everything at and below a path with its rows."""
+        found = _Findings()
+        for path, status in self._upper.walk(top, found.unread):
+            found.size_bytes += status.st_blocks * 512
             if not self._layer.persists(path):
                 continue
             row = rows.get(path)
-            if self._planner.step_by_row(path, status, row) is not None:
-                dirty.append((path, status.st_size))
+            try:
+                step = self._planner.step_by_row(path, status, row)
+            except OSError as error:
+                found.unread[path] = error
+                continue
+            if step is not None:
+                found.dirty.append((path, status))
             elif row is not None and stat.S_ISREG(status.st_mode):
-                clean.append((row, status))
-        dirty += [(row.path, 0) for row in rows.values() if self._planner.is_vanished(row)]
-        return dirty, clean, size_bytes
+                found.clean.append((row, status))
+        for row in filter(None, rows.values()):
+            try:
+                if self._planner.is_vanished(row):
+                    found.dirty.append((row.path, None))
+            except OSError as error:
+                found.unread[row.path] = error
+        return found
+
+    def _mark(self, found: _Findings, since_s: float, *, delay_s: float) -> list[HeadraceError]:
+        """Mark what a walk found as dirty. Return the errors of what could not be read."""
+        for path, status in found.dirty:
+            size_bytes = 0 if status is None else status.st_size
+            self._dirty.add(path, since_s, size_bytes, delay_s=delay_s)
+            self._dirty.identify(path, _inode_of_file(status))
+        return [self._changes.note_unread(path, error) for path, error in found.unread.items()]
 
     async def scan_below(self, top: bytes, *, delay_s: float = 0.0) -> None:
         """Mark everything dirty at and below a path, due after a delay."""
         self.hide_unanswered()
-        rows = {top: self._journal.get(top), **await self._rows_below(top)}
+        self._mark(await self._find_below(top), monotonic_s(), delay_s=delay_s)
 
-        def walk() -> list[tuple[bytes, int]]:
-            dirty = [
-                (path, status.st_size)
-                for path, status in self._upper.walk(top)
-                if self._layer.persists(path)
-                and self._planner.step_by_row(path, status, rows.get(path)) is not None
-            ]
-            return dirty + [(row.path, 0) for row in rows.values() if row and self._planner.is_vanished(row)]
-
-        now_s = monotonic_s()
-        is_tree = len(rows) > 1 or self._upper.at(top).is_directory()
-        for path, size in await self._layer.in_thread(walk) if is_tree else walk():
-            self._dirty.add(path, now_s, size, delay_s=delay_s)
+    async def _find_below(self, top: bytes) -> _Findings:
+        rows: _Rows = {top: self._journal.get(top), **await self._rows_below(top)}
+        try:
+            is_tree = len(rows) > 1 or self._upper.at(top).is_directory()
+        except OSError as error:
+            return _Findings(unread={top: error})
+        found: _Findings = (
+            await self._layer.in_thread(self._walk, top, rows) if is_tree else self._walk(top, rows)
+        )
+        return found
 
     async def _rows_below(self, path: bytes) -> dict[bytes, JournalRecord]:
         """Return the rows below a path, and let other tasks run meanwhile. A row may be older than the return."""
         return {row.path: row async for row in in_turns(self._journal.rows(path))}
 
     def is_dirty(self, path: bytes) -> bool:
-        """Return whether a path needs a step, or programs removed it from an exclusive directory."""
-        status = self._upper.at(path).seen()
-        if status is not None:
-            return self._planner.step(path, status) is not None
-        row = self._journal.get(path)
-        return row is not None and self._planner.is_vanished(row)
+        """Return whether a path needs a step, or programs removed it from an exclusive directory. A path that can't be
+        read now is dirty."""
+        entry = self._dirty.get(path)
+        if entry is not None and entry.is_unread:
+            return True
+        try:
+            status = self._upper.at(path).seen()
+            if status is not None:
+                return self._planner.step(path, status) is not None
+            row = self._journal.get(path)
+            return row is not None and self._planner.is_vanished(row)
+        except OSError:
+            return True
 
     async def is_any_dirty(self, top: bytes) -> bool:
         """Look at everything at and below a path, and return whether any of it is dirty."""
@@ -179,42 +214,73 @@ class LayerScan:
 
     def hide_unanswered(self) -> None:
         """Hide the names of uploads whose answer was lost and whose file no longer exists here."""
-        self._hide(self._removals.unanswered_rows)
+        for path, error in self._hide(self._removals.unanswered_rows).items():
+            self._changes.note_unread(path, error)
 
-    def _hide(self, find: Callable[[], list[JournalRecord]]) -> None:
-        """Hide the names that `find` returns. `find` runs again under the lock, because a session may have deferred the
-        removal of a directory above such a name, which hides it."""
-        if find():
-            with self._upper.lock:
-                self._changes.hide(find())
+    def _hide(self, find: Callable[[], list[JournalRecord]]) -> dict[bytes, OSError]:
+        """Hide the names that `find` returns, and return the errors of those that could not be hidden. `find` runs
+        again under the lock, because a session may have deferred the removal of a directory above such a name, which
+        hides it."""
+        if not find():
+            return {}
+        with self._upper.lock:
+            return self._changes.hide(find())
 
-    async def steps_of(self, paths: Iterable[bytes]) -> dict[bytes, SyncStep]:
-        """Return the step that each path needs now. Paths that need none become clean. A new, moved or removed
-        directory adds the paths below it. Between two paths other tasks run, never between the look at a path and the
-        decision that it is clean."""
+    async def steps_of(self, paths: Iterable[bytes]) -> tuple[dict[bytes, SyncStep], list[HeadraceError]]:
+        """Return the step that each path needs now, and the errors of paths that can't be read. Paths that need none
+        become clean. A new, moved or removed directory adds the paths below it. Between two paths other tasks run,
+        never between the look at a path and the decision that it is clean."""
         steps: dict[bytes, SyncStep] = {}
+        errors: list[HeadraceError] = []
         async for path in in_turns(paths):
             entry = self._dirty.get(path)
             if entry is None or path in steps:  # or a directory before it added the path
                 continue
-            status = self._upper.at(path).seen()
-            if status is None:
-                if path in self._turns:  # its upload still runs, and handles it
-                    self._dirty.defer([path], TURN_S)
-                elif self._layer.is_exclusive(path):
-                    await self._plan_vanished(path, steps)
-                else:
-                    self._drop_missing(path)
-                continue
-            step = self._planner.step(path, status)
-            if step is None:
-                self._dirty.drop(path)
+            try:
+                if not entry.is_unread or await self._read_again(path, entry, errors):
+                    await self._plan(path, entry, steps, errors)
+                    entry.was_read()
+            except OSError as error:
+                errors.append(self._changes.note_unread(path, error))
+        return steps, errors
+
+    async def _read_again(self, path: bytes, entry: DirtyPath, errors: list[HeadraceError]) -> bool:
+        """Look at everything at and below a path that could not be read. Return whether the path can be read now, and
+        is to be persisted. What is found below it counts as dirty since the path was."""
+        found = await self._find_below(path)
+        is_read = path not in found.unread
+        errors += self._mark(found, entry.since_s, delay_s=0.0)
+        if is_read and not self._layer.persists(path):  # a directory above others that are
+            self._dirty.drop(path)
+        return is_read and path in self._dirty
+
+    async def _plan(
+        self, path: bytes, entry: DirtyPath, steps: dict[bytes, SyncStep], errors: list[HeadraceError]
+    ) -> None:
+        """Add the step of one path. Raises OSError if it can't be read."""
+        status = self._upper.at(path).seen()
+        if status is None:
+            if path in self._turns:  # its upload still runs, and handles it
+                self._dirty.defer([path], TURN_S)
+            elif self._layer.is_exclusive(path):
+                await self._plan_vanished(path, steps)
             else:
-                steps[path] = step
-                self._dirty.resize(entry, status.st_size if step is SyncStep.PUT else 0)
-            if step in STEPS_WITH_CHILDREN:
-                await self._add_children(path, steps)
-        return steps
+                self._drop_missing(path)
+            return
+        step = self._planner.step(path, status)
+        if step is None:
+            self._dirty.drop(path)
+        else:
+            steps[path] = step
+            self._describe(path, entry, step, status)
+        if step in STEPS_WITH_CHILDREN:
+            await self._add_children(path, steps, errors)
+
+    def _describe(self, path: bytes, entry: DirtyPath, step: SyncStep, status: os.stat_result) -> None:
+        """Record the bytes and the file that a step uploads."""
+        is_put = step is SyncStep.PUT
+        self._dirty.resize(entry, status.st_size if is_put else 0)
+        self._dirty.identify(path, status.st_ino if is_put else 0)
 
     async def _plan_vanished(self, path: bytes, steps: dict[bytes, SyncStep]) -> None:
         """Plan what removes at the origin what programs removed from an exclusive directory: no marker hides it."""
@@ -235,20 +301,39 @@ class LayerScan:
                 steps[row.path] = SyncStep.REMOVE_DIRECTORY if row.is_directory else SyncStep.REMOVE
 
     def _drop_missing(self, path: bytes) -> None:
-        """Drop a dirty path without an entry, and hide what the origin may have there."""
+        """Drop a dirty path without an entry, and hide what the origin may have there. Raises OSError, and keeps the
+        path, if the disk can't hide it now."""
+        entry = self._dirty[path]
         self._dirty.drop(path)
-        self._hide(partial(self._removals.rows_without_entry, path))
+        try:
+            errors = self._hide(partial(self._removals.rows_without_entry, path))
+            for error in errors.values():
+                raise error
+        except OSError:
+            self._dirty.restore(path, entry)
+            raise
 
-    async def _add_children(self, top: bytes, steps: dict[bytes, SyncStep]) -> None:
+    async def _add_children(
+        self, top: bytes, steps: dict[bytes, SyncStep], errors: list[HeadraceError]
+    ) -> None:
         """Add the steps of everything below a directory."""
         now_s, rows = monotonic_s(), await self._rows_below(top)
-        async for path, status in in_turns(self._upper.walk(top)):
+        unread: dict[bytes, OSError] = {}
+        async for path, status in in_turns(self._upper.walk(top, unread)):
             if path == top or path in steps:
                 continue
-            step = self._planner.step_by_row(path, status, rows.get(path))
-            if step is not None:  # another round may have persisted it since the rows were read
-                step = self._planner.step(path, status)
+            try:
+                step = self._planner.step_by_row(path, status, rows.get(path))
+                if step is not None:  # another round may have persisted it since the rows were read
+                    step = self._planner.step(path, status)
+            except OSError as error:
+                unread[path] = error
+                continue
             if step is not None:
-                entry = self._dirty.add(path, now_s)
-                self._dirty.resize(entry, status.st_size if step is SyncStep.PUT else 0)
+                self._describe(path, self._dirty.add(path, now_s), step, status)
                 steps[path] = step
+        errors += [self._changes.note_unread(path, error) for path, error in unread.items()]
+
+
+def _inode_of_file(status: os.stat_result | None) -> int:
+    return status.st_ino if status is not None and stat.S_ISREG(status.st_mode) else 0

@@ -242,12 +242,17 @@ class RemovalPropagator:
         A session that removed such a file, or renamed a directory above it, did not know of it, and reported only the
         directory. Files of pending removals are not returned, because they are removed with their directory.
         """
-        upper = self._upper
         waiting = [path for path in self._journal.unsure if path not in self._turns]
-        gone = [
-            path for path in waiting if not upper.at(path).exists() and not is_removal_pending(upper, path)
-        ]
+        gone = filter(self._is_gone, waiting)
         return [row for path in gone if (row := self._journal.get(path)) is not None]
+
+    def _is_gone(self, path: bytes) -> bool:
+        """Return whether a path has no entry here, and is in no pending removal. A path that can't be read now counts
+        as present: it is looked at again in the next round."""
+        try:
+            return not self._upper.at(path).exists() and not is_removal_pending(self._upper, path)
+        except OSError:
+            return False
 
     def drop_marker(self, path: bytes, safe_path: SafePath) -> None:
         """Drop a whiteout, or the BASE mark of a directory or special file. A directory keeps its times: for programs

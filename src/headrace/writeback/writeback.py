@@ -189,7 +189,7 @@ class WriteBack:
         """Persist these paths in one round, and notify the observers, even after errors. Return the errors. below: of
         `SyncExecutor.run`."""
         self._scan.hide_unanswered()
-        steps = await self._scan.steps_of(paths)
+        steps, unread = await self._scan.steps_of(paths)
         directories = self._executor.folders_of(steps)
 
         async def notify() -> None:
@@ -198,7 +198,7 @@ class WriteBack:
             self._layer.write_ahead.flush_soon()
 
         try:
-            return await self._executor.run(steps, below=below)
+            return await self._executor.run(steps, below=below, unread=unread)
         finally:
             if steps:  # peers may be slow, so the notification continues after its caller was cancelled
                 await asyncio.shield(self._tasks.start(notify()))
@@ -234,7 +234,10 @@ class WriteBack:
                 # conflict copies and renamed files must be persisted, too
                 begun_s, renamed = monotonic_s(), self._conflicts.count
                 continue
-            blocking = self._conflicts.blocking_directories(path)
+            try:
+                blocking = self._conflicts.blocking_directories(path)
+            except OSError as error:
+                raise self._changes.note_unread(path, error) from error
             errors = await self._reconcile_round([*blocking, *dirty], below=path)
             if errors:
                 raise errors[0]

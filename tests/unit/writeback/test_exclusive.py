@@ -245,7 +245,7 @@ async def test_a_file_that_a_program_leases_stays_dirty(tmp_path: Path) -> None:
     layer.crash()
 
 
-@pytest.mark.expected_warnings("a change was not persisted, retrying later")
+@pytest.mark.expected_warnings("a change was not persisted, retrying later", "can't be read, retrying")
 async def test_a_file_that_cannot_be_opened_fails_its_persist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

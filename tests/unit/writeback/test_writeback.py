@@ -105,6 +105,41 @@ async def test_a_renamed_file_is_never_missing_at_the_origin(layer: LayerFixture
 
 
 @pytest.mark.expected_warnings("a change was not persisted, retrying later")
+async def test_a_renamed_file_that_is_refused_keeps_its_old_name_at_the_origin(layer: LayerFixture) -> None:
+    """The removal was tried again sooner than the put, and alone. Other files are removed meanwhile."""
+    for path in (b"/old", b"/removed"):
+        layer.write(path, b"ours")
+    async with layer.running(layer.write_back(delay_s=0.0)) as write:
+        await write.persist(b"/")
+        rename_leaving_whiteout(layer.upper, b"/old", b"/new", await layer.origin_version(b"/old"))
+        hide(layer.upper, b"/removed", await layer.origin_version(b"/removed"))
+        layer.origin.fail("put", PlannedFault.DENIED)
+        write.changed([b"/old", b"/new", b"/removed"], 1)
+        before = layer.origin.count("put")
+        await until(lambda: layer.origin.count("put") > before + 4)
+        await assert_tree(layer, {b"/old": b"ours", b"/removed": None, b"/new": None})
+        with pytest.raises(HeadraceError):
+            await write.persist(b"/old")
+        layer.origin.mend()
+        await until(lambda: write.waiting(b"/") == (0, 0))
+        await assert_tree(layer, {b"/old": None, b"/new": b"ours"})
+
+
+async def test_the_removal_of_an_old_name_waits_for_the_new_one_that_is_not_due(layer: LayerFixture) -> None:
+    """Somebody waits for the directory of the old name alone."""
+    layer.write(b"/d/old", b"ours")
+    async with layer.running(layer.write_back()) as write:
+        await write.persist(b"/")
+        layer.upper.at(b"/e").make_directories(0o755)
+        rename_leaving_whiteout(layer.upper, b"/d/old", b"/e/new", await layer.origin_version(b"/d/old"))
+        write.changed([b"/d/old", b"/e/new"], 1)
+        await write.persist(b"/d")
+        changes = [call for call in layer.origin.asked if call[0] in ("put", "remove")]
+        assert changes[-2:] == [("put", "e/new"), ("remove", "d/old")]
+        await assert_tree(layer, {b"/d/old": None, b"/e/new": b"ours"})
+
+
+@pytest.mark.expected_warnings("a change was not persisted, retrying later")
 async def test_one_file_that_fails_holds_up_no_other(layer: LayerFixture) -> None:
     for number in range(5):
         layer.write(b"/%d" % number, b"ours")

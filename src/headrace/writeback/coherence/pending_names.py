@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import stat
 from collections.abc import Awaitable, Callable, Iterable
 
+from headrace.base.errors import StoreError
 from headrace.base.model import Version
 from headrace.base.namespace_path import join, split
 from headrace.base.write_modes import WriteMode
@@ -22,6 +24,8 @@ from headrace.writeback.planner import StepPlanner
 from headrace.writeback.replication.dirty_files import own_entry
 from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 from headrace.writeback.writable_layer import WritableLayer
+
+log = logging.getLogger(__name__)
 
 RESOLVE_ATTEMPTS_MAX = 2
 """Times that a version is looked up in the journal: before its file is persisted, and after it."""
@@ -39,16 +43,25 @@ class PendingNames:
         self._dirty = dirty
 
     def means(self, path: bytes) -> PendingEntry:
-        """Return the entry of a path; its state is ORIGIN if the origin has everything."""
+        """Return the entry of a path; its state is ORIGIN if the origin has everything, or if the path can't be read
+        now: one such name keeps no other from being shown."""
+        try:
+            return self._means(path)
+        except OSError as error:
+            log.info("a pending name can't be read path=%s error=%s", os.fsdecode(path), error)
+            return PendingEntry(split(path)[1], EntryState.ORIGIN)
+
+    def _means(self, path: bytes) -> PendingEntry:
+        """Return the same. Raises OSError if the path can't be read now."""
         safe_path, name = self._upper.at(path), split(path)[1]
         entry = own_entry(safe_path, name)
         if entry.means == EntryState.DIRECTORY and path in self._modes.tops():
             # it is created at the origin with the first entry below it
             return entry if self._dirty.below(path) else PendingEntry(name, EntryState.ORIGIN)
         if entry.means != EntryState.ORIGIN and self._modes.of(path) is WriteMode.BACK:
-            with contextlib.suppress(OSError):
-                if self._planner.step(path, safe_path.lstat()) is not None:
-                    return entry
+            status = safe_path.seen()
+            if status is not None and self._planner.step(path, status) is not None:
+                return entry
         return PendingEntry(name, EntryState.HIDDEN if self._is_vanished(path) else EntryState.ORIGIN)
 
     def _is_vanished(self, path: bytes) -> bool:
@@ -58,7 +71,10 @@ class PendingNames:
 
     def is_clean(self, path: bytes) -> bool:
         """Return whether the origin has everything at a path."""
-        return path not in self._dirty and self.means(path).means == EntryState.ORIGIN
+        try:
+            return path not in self._dirty and self._means(path).means == EntryState.ORIGIN
+        except OSError:
+            return False
 
 
 class PublishedFlags:
@@ -131,7 +147,8 @@ class PendingNamesObserver(WriteObserver):
         Return all paths that were noted."""
         noted = {path: False for path in paths if self._modes.of(path) is WriteMode.BACK}
         if below:
-            walked = (pair for path in list(noted) for pair in self._upper.walk(path))
+            unread: dict[bytes, OSError] = {}  # these are published when their sessions report them
+            walked = (pair for path in list(noted) for pair in self._upper.walk(path, unread))
             noted |= {path: stat.S_ISDIR(status.st_mode) for path, status in walked}
         noted |= dict.fromkeys(self._new_tops(noted), False)
         self._publisher.note(noted, [path for path, is_directory in noted.items() if is_directory])
@@ -177,7 +194,8 @@ class OwnVersions:
 
     async def resolve_version(self, path: bytes, pending: PendingVersion) -> Version | None:
         """Persist the file if its pending version is still there, and return the origin's version, also if the file was
-        demoted since. Return None if that version was replaced before it was persisted."""
+        demoted since. Return None if that version was replaced before it was persisted. Raises StoreError if the file
+        can't be read now."""
         for _ in range(RESOLVE_ATTEMPTS_MAX):
             row = self._journal.get(path)
             if row is not None and _has_persisted(row, pending):
@@ -185,7 +203,10 @@ class OwnVersions:
             demoted = self._journal.demoted(path, pending.inode, pending.ctime_ns)
             if demoted is not None:
                 return demoted
-            entry = own_entry(self._upper.at(path), split(path)[1])
+            try:
+                entry = own_entry(self._upper.at(path), split(path)[1])
+            except OSError as error:
+                raise StoreError(os.fsdecode(path), why=os.strerror(error.errno or 0)) from error
             if (entry.inode, entry.ctime_ns) != (pending.inode, pending.ctime_ns):
                 return None
             await self._persist(path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import io
+import logging
 import os
 import stat
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from headrace.overlay.pending_version import EntryState, PendingEntry, PendingVe
 from headrace.overlay.syscalls import seen_at_rest, tick_left_s
 from headrace.wire.peer_messages import FileRange
 from headrace.writeback.replication.replica_layer import copy_of
+
+log = logging.getLogger(__name__)
 
 
 class DirtyFileReader:
@@ -94,7 +97,7 @@ class DirtyFiles:
         except OSError as error:
             raise VersionChangedError(name, why=f"it is not here: {error.strerror}") from None
         with file:
-            state = (status.st_ino, status.st_ctime_ns) if own else copy_of(file.fileno())[:2]
+            state = (status.st_ino, status.st_ctime_ns) if own else _copy_state(file.fileno(), name)
             if state != (written.inode, written.ctime_ns) or status.st_size != wanted.size_bytes:
                 raise VersionChangedError(name, why="it was written again")
             # a write within the same tick would not change the ctime
@@ -121,7 +124,7 @@ class DirtyFiles:
         node does not know what the writer has persisted since."""
         safe_path = self._copy_at(writer, directory)
         try:
-            return [replica_entry(safe_path / name, name) for name in safe_path.names()]
+            return [_replica_entry_now(safe_path / name, name) for name in safe_path.names()]
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -140,12 +143,19 @@ def _open_at_rest(safe_path: SafePath) -> tuple[io.FileIO, os.stat_result]:
     return file, status
 
 
+def _copy_state(fd: int, name: str) -> tuple[int, ...]:
+    """Return inode number and ctime of the writer's file."""
+    try:
+        return copy_of(fd)[:2]
+    except OSError as error:
+        raise VersionChangedError(name, why=f"its replica can't be read: {error.strerror}") from None
+
+
 def own_entry(safe_path: SafePath, name: bytes) -> PendingEntry:
     """Return the entry of a name in a layer. Its state is ORIGIN if the layer has nothing there, or has a link or a
-    special file, which other nodes do not see."""
-    try:
-        status = safe_path.lstat()
-    except OSError:
+    special file, which other nodes do not see. Raises OSError if it can't be read now."""
+    status = safe_path.seen()
+    if status is None:
         return PendingEntry(name, EntryState.ORIGIN)
     if is_whiteout(status):
         return PendingEntry(name, EntryState.HIDDEN)
@@ -158,8 +168,19 @@ def own_entry(safe_path: SafePath, name: bytes) -> PendingEntry:
     )
 
 
+def _replica_entry_now(safe_path: SafePath, name: bytes) -> PendingEntry:
+    """Return `replica_entry`. A name that can't be read now shows the origin's entry, and keeps no other from being
+    shown."""
+    try:
+        return replica_entry(safe_path, name)
+    except OSError as error:
+        log.info("a replica can't be read path=%s error=%s", safe_path, error)
+        return PendingEntry(name, EntryState.ORIGIN)
+
+
 def replica_entry(safe_path: SafePath, name: bytes) -> PendingEntry:
-    """Return the entry of a name in a replica. A file has the inode number and ctime that it has on its writer."""
+    """Return the entry of a name in a replica. A file has the inode number and ctime that it has on its writer. Raises
+    OSError if it can't be read now."""
     own = own_entry(safe_path, name)
     if own.means != EntryState.FILE:
         return own

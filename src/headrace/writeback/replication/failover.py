@@ -257,7 +257,12 @@ def _record_persisted(directory: str) -> None:
         contextlib.closing(SyncJournal(os.path.join(directory, PERSISTED_FILE))) as persisted,
     ):
         for row in known.rows():
-            own = copy_of(upper.at(row.path))
+            try:
+                own = copy_of(upper.at(row.path))
+            except OSError as error:  # its writer compares the bytes
+                path = os.fsdecode(row.path)
+                log.warning("a persisted replica can't be reported path=%s error=%s", path, error)
+                continue
             if len(own) == 3 and row.is_there and not row.begun:
                 persisted.note(JournalRecord(row.path, *own, row.version))
         persisted.sync()

@@ -28,7 +28,7 @@ from headrace.base.model import BLOCK_SIZE_BYTES, block_count
 from headrace.overlay.given_mode import give_mode
 from headrace.overlay.hiding import hide
 from headrace.overlay.mark_names import MARKS
-from headrace.overlay.marks import is_removed, set_base
+from headrace.overlay.marks import is_removed, mark_value, set_base
 from headrace.overlay.snapshot import EntryType, Snapshot
 from headrace.overlay.syscalls import write_back
 from headrace.overlay.upper import Upper
@@ -143,7 +143,7 @@ class ReplicaLayer:
             for inode in idle:
                 self._staged.pop(inode).path.remove_tree()
         for inode, placed in list(self._placed.items()):
-            if copy_of(self.upper.at(placed.path)) != placed.copy:  # it was replaced or deleted
+            if not self._is_in_place(placed):  # it was replaced or deleted
                 del self._placed[inode]
         return len(idle)
 
@@ -152,13 +152,19 @@ class ReplicaLayer:
         the writer, and may have another name here."""
         placed = self._placed.get(snapshot.inode)
         staging = self._new_staging(snapshot.inode)
-        earlier = None if placed is None else self.upper.at(placed.path)
-        if placed is not None and earlier is not None and copy_of(earlier) == placed.copy:
+        if placed is not None and self._is_in_place(placed):
             staging.path.unlink()
-            earlier.link(staging.path)
+            self.upper.at(placed.path).link(staging.path)
             staging = Staging(staging.path, dict(enumerate(placed.sums)), shared=True)
         self._staged[snapshot.inode] = staging
         return staging
+
+    def _is_in_place(self, placed: Installed) -> bool:
+        """Return whether a file can be read and is as it was placed, so that its blocks can be used again."""
+        try:
+            return copy_of(self.upper.at(placed.path)) == placed.copy
+        except OSError:
+            return False
 
     def _new_staging(self, inode: int) -> Staging:
         """Create an empty staging. One that is left from a failure goes first: it may share an installed file."""
@@ -202,10 +208,9 @@ class ReplicaLayer:
         for path, status in reversed(list(self.upper.walk())):
             if path == b"/" or not stat.S_ISDIR(status.st_mode):
                 continue
-            if path in kept and is_removed(self.upper.at(path)):
-                continue
             with contextlib.suppress(OSError):  # most have entries; no data is lost with one that stays
-                self.upper.at(path).rmdir()
+                if path not in kept or not is_removed(self.upper.at(path)):
+                    self.upper.at(path).rmdir()
 
     def place(self, snapshot: Snapshot) -> None:
         """Make a name match its snapshot. All ranges from `missing` must have been written for a large file."""
@@ -295,11 +300,12 @@ class ReplicaLayer:
 
 
 def copy_of(file: SafePath | int) -> tuple[int, ...]:
-    """Return inode number, ctime in ns and size of the writer's file; () if the file is no replica."""
+    """Return inode number, ctime in ns and size of the writer's file; () if the file is no replica. Raises OSError if
+    that is not known now."""
+    value = mark_value(file, MARKS.copy)
     try:
-        value = os.getxattr(file, MARKS.copy) if isinstance(file, int) else file.getxattr(MARKS.copy)
-        return decode_msgpack(value, tuple[int, ...])
-    except (OSError, msgspec.MsgspecError):
+        return () if value is None else decode_msgpack(value, tuple[int, ...])
+    except msgspec.MsgspecError:
         return ()
 
 
