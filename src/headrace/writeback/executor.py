@@ -164,7 +164,9 @@ class SyncExecutor:
             other = self._dirty[new]
             if other.error:
                 why = f"its file may be {os.fsdecode(new)} now, which the origin lacks: {other.error}"
-                self._dirty[path].held_back(why, RETRY_S)
+                entry = self._dirty.get(path)
+                if entry is not None:
+                    entry.held_back(why, RETRY_S)
                 errors.append(StoreError(os.fsdecode(path), why=why))
             else:
                 self._defer([path])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.base import failpoint
+from headrace.base.beneath import SafePath
 from headrace.base.clock import monotonic_s
 from headrace.base.model import BLOCK_SIZE_BYTES, ObjectInfo
 from headrace.base.tasks import OwnedTasks
@@ -152,6 +153,33 @@ async def test_a_failover_that_breaks_off_is_completed(
         directory = await nodes.writer.namespace.resolver.resolve(b"/d")
         assert [entry.name for entry in nodes.writer.store.index.children(directory.id)] == [b"f"]
         assert await nodes.writer.origin_bytes(PATH) == OURS
+
+
+async def test_a_replica_that_dies_while_it_drops_its_files_brings_none_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another node has removed a persisted file meanwhile. The journal may be deleted first."""
+    async with cluster(tmp_path) as nodes:
+        nodes.writer.write(PATH, OURS)
+        await nodes.replicated(PATH)
+        folder, remove_tree = nodes.hosts[HOLDER].folder_of(WRITER), SafePath.remove_tree
+        deaths: list[bytes] = []
+
+        def die(path: SafePath) -> None:
+            if deaths or path.root.path != os.fsencode(folder) or path.path not in (b"/tree", b"/work"):
+                remove_tree(path)
+                return
+            deaths.append(path.path)
+            for name in os.listdir(folder):
+                if name.startswith("known.db"):
+                    os.unlink(f"{folder}/{name}")
+            nodes.writer.memory.delete("d/f")
+            raise RuntimeError("the node dies")
+
+        monkeypatch.setattr(SafePath, "remove_tree", die)
+        await nodes.leave()
+        await dropped(nodes)
+        assert deaths and await nodes.writer.origin_bytes(PATH) is None
 
 
 async def test_the_writer_learns_the_versions_of_its_own_files(tmp_path: Path) -> None:

@@ -131,9 +131,10 @@ async def test_a_complete_list_without_a_file_deletes_no_replica_of_it(
 ) -> None:
     """The replica may be the only readable copy. Others are replicated meanwhile."""
     async with cluster(tmp_path) as nodes:
-        for path in (PATH, b"/d/removed"):
+        for path in (PATH, b"/d/removed", b"/d/persisted"):
             nodes.writer.write(path, b"ours")
             await nodes.replicator.secure(path, 2)
+        await nodes.writer.uploads.put(b"/d/persisted")
         unread = UnreadFiles(monkeypatch, errno.EIO)
         unread.paths = {PATH}
         restart_list(nodes)
@@ -142,6 +143,8 @@ async def test_a_complete_list_without_a_file_deletes_no_replica_of_it(
         nodes.writer.write(b"/d/other", b"other")
         await nodes.replicator.secure(b"/d/other", 2)
         assert nodes.replica(PATH) == b"ours" and nodes.replica(b"/d/other") == b"other"
+        nodes.replicator.note([b"/d/persisted"])
+        await until(lambda: nodes.replica(b"/d/persisted") is None)
         unread.paths = set()
         await until(lambda: nodes.replica(b"/d/removed") is None)
         assert nodes.replica(PATH) == b"ours"

@@ -194,8 +194,14 @@ class Failover:
         return _is_there(os.path.join(self._replica_host.folder_of(writer), "tree"))
 
     def _drop(self, writer: str) -> None:
-        """Delete a writer's replicas, but not the report for it."""
+        """Delete a writer's replicas, but not the report for it. They are no replicas any more before their journal is
+        deleted: after a crash, the rest of them would be persisted without it, also what others removed since."""
         directory = self._replica_host.folder_of(writer)
+        if self._has_replicas(writer):
+            os.makedirs(os.path.join(directory, "work"), mode=0o700, exist_ok=True)
+            tree, dropped = (Root(os.fsencode(directory)).at(path) for path in (b"/tree", b"/work/dropped"))
+            dropped.remove_tree()
+            tree.rename(dropped)
         for name in os.listdir(directory):
             path = os.path.join(directory, name)
             if os.path.isdir(path):

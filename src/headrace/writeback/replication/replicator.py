@@ -140,6 +140,8 @@ class ReplicaStream:
         self._retry_s, self._retry_at_s = RETRY_S, math.inf
         self._has_begun = False
         """The replica has the beginning of a complete list, which ends when all names could be read."""
+        self._is_list_open = False
+        """The complete list has all names that could be read, and waits for the others."""
         self._urgent = asyncio.Event()
         self.has_caught_up = asyncio.Event()
         """Set once the replica has everything that was dirty when the stream began."""
@@ -269,6 +271,7 @@ class ReplicaStream:
         keep a complete list from its end: the replica would delete what it has of them."""
         begin = not self._has_begun
         if begin:
+            self._is_list_open = False
             self._sent.clear()
             self._sent_ahead.clear()
             names, unread = await self._replicator.names()
@@ -293,7 +296,8 @@ class ReplicaStream:
                 raise
             self._settle(waiting, failed)
             begin, self._has_begun = False, True
-        if not (self._unread or self._unlisted):
+        self._is_list_open = is_list and bool(self._unread or self._unlisted)
+        if not self._is_list_open:
             self.has_caught_up.set()
 
     def _settle(
@@ -346,7 +350,7 @@ class ReplicaStream:
                     self._note_unread(path, error)
                     continue
                 self._unread.discard(path)
-                if self._sent.get(path, ABSENT_STATE) == snapshot.state:
+                if self._sent.get(path, self._unsent_state) == snapshot.state:
                     continue
                 snapshots += [snapshot, *self._removed_below(snapshot)]
                 size_bytes += len(snapshot.content)
@@ -357,6 +361,11 @@ class ReplicaStream:
             if snapshots or begin or end:
                 await self._send(snapshots, begin=begin, end=end)
         return failed
+
+    @property
+    def _unsent_state(self) -> tuple[object, ...] | None:
+        """Return the state of a path that was not sent; None if the replica may have it from before the list."""
+        return None if self._is_list_open else ABSENT_STATE
 
     async def _snapshot_and_offer(self, path: bytes, offered: contextlib.ExitStack) -> Snapshot:
         """Return a snapshot of a path. A large file is offered as well, so that the replica can fetch it after a rename
