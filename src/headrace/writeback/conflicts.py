@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from headrace.base.beneath import NOREPLACE
 from headrace.base.errors import HeadraceError, NotSupportedError, OriginUnavailableError
-from headrace.base.namespace_path import join, split
+from headrace.base.namespace_path import NAME_BYTES_MAX, join, split
 from headrace.namespace.namespace import Namespace
 from headrace.origin.origin import HIDDEN
 from headrace.overlay.hiding import pending_removals
@@ -21,6 +21,9 @@ from headrace.writeback.reconcile import replaces_file
 from headrace.writeback.sync_journal import Conflict, SyncJournal
 
 log = logging.getLogger(__name__)
+
+UTF8_BYTES_MAX = 4
+"""Most bytes of one character."""
 
 
 class ConflictCopies:
@@ -117,10 +120,18 @@ class ConflictCopies:
         """Return a path in the directory that neither the upper layer nor the index has."""
         for number in itertools.count():
             end = tail + (b"-%d" % number if number else b"")
-            candidate = join(directory, name[: 255 - len(end)] + end)
+            candidate = join(directory, _cut(name, NAME_BYTES_MAX - len(end)) + end)
             if self._upper.lookup(candidate) is None and self._tree.entry_at(candidate) is None:
                 return candidate
         raise AssertionError
+
+
+def _cut(name: bytes, most: int) -> bytes:
+    """Return the first bytes of a name, without a part of a character at the end: origins refuse that."""
+    end = min(most, len(name))
+    while 0 < end < len(name) and most - end < UTF8_BYTES_MAX and name[end] & 0xC0 == 0x80:
+        end -= 1
+    return name[:end]
 
 
 def plain_name(name: bytes) -> bytes:

@@ -54,6 +54,27 @@ async def test_a_long_name_is_cut(layer: LayerFixture) -> None:
     assert len(name) == 255 and b".conflict-" in name and layer.content(conflict.kept) == b"ours"
 
 
+@pytest.mark.parametrize("letter", ["\u00e9", "\u6c34", "\U0001f30a"])
+async def test_a_long_name_is_cut_between_characters(layer: LayerFixture, letter: str) -> None:
+    """Otherwise the copy would be renamed once more, as no origin accepts its name."""
+    name = "nn" + letter * (253 // len(letter.encode()))
+    path = b"/d/" + name.encode()
+    layer.write(path, b"ours")
+    keep(layer, path)
+    (conflict,) = layer.kept()
+    kept = os.path.basename(conflict.kept)
+    assert len(kept) > 251 and plain_name(kept) == kept and layer.content(conflict.kept) == b"ours"
+    assert kept.decode().partition(".conflict-")[0] in name
+
+
+async def test_a_long_name_that_is_not_utf_8_is_cut(layer: LayerFixture) -> None:
+    path = b"/d/" + b"\x80" * 255
+    layer.write(path, b"ours")
+    keep(layer, path)
+    (conflict,) = layer.kept()
+    assert 251 <= len(os.path.basename(conflict.kept)) <= 255 and layer.content(conflict.kept) == b"ours"
+
+
 async def test_a_directory_takes_all_that_is_in_it_along(layer: LayerFixture) -> None:
     layer.write(b"/d/s/a", b"a")
     layer.write(b"/d/s/t/b", b"b")
