@@ -38,16 +38,8 @@ CONCURRENCY_MAX = 64
 """Most uploads and removals at the same time."""
 CHANGED_ERRORS = frozenset(
     {
-        *(
-            errno.ENOENT,
-            errno.ENOTDIR,
-            errno.EEXIST,
-            errno.ENOTEMPTY,
-            errno.EISDIR,
-            errno.ELOOP,
-            errno.ENODATA,
-        ),
-        *(errno.ENXIO, errno.ESTALE),
+        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY),
+        *(errno.ELOOP, errno.ENODATA, errno.ENXIO, errno.ESTALE),
     }
 )
 """Errors of the layer that mean that a name was created, moved or removed meanwhile. Others are the disk's."""
@@ -181,7 +173,7 @@ class SyncExecutor:
     def _new_name_of(self, path: bytes) -> bytes | None:
         """Return the dirty path that a removed file was renamed to, unless the origin has it under that name."""
         row = self._layer.journal.get(path)
-        if row is None or not row.inode or not row.is_there or row.is_directory:
+        if row is None or not row.inode or not row.is_file:
             return None
         new = self._dirty.name_of(row.inode)
         if new is None or new == path or file_at(self._upper.at(new))[1] != row.inode:

@@ -238,6 +238,7 @@ class LayerScan:
                 continue
             try:
                 if not entry.is_unread or await self._read_again(path, entry, errors):
+                    entry = self._dirty[path]
                     await self._plan(path, entry, steps, errors)
                     entry.was_read()
             except OSError as error:
@@ -316,7 +317,8 @@ class LayerScan:
     async def _add_children(
         self, top: bytes, steps: dict[bytes, SyncStep], errors: list[HeadraceError]
     ) -> None:
-        """Add the steps of everything below a directory."""
+        """Add the steps of everything below a directory. If its names can't be read, raise that, without a step of the
+        directory itself."""
         now_s, rows = monotonic_s(), await self._rows_below(top)
         unread: dict[bytes, OSError] = {}
         async for path, status in in_turns(self._upper.walk(top, unread)):
@@ -332,7 +334,11 @@ class LayerScan:
             if step is not None:
                 self._describe(path, self._dirty.add(path, now_s), step, status)
                 steps[path] = step
+        failure = unread.pop(top, None)
         errors += [self._changes.note_unread(path, error) for path, error in unread.items()]
+        if failure is not None:
+            del steps[top]
+            raise failure
 
 
 def _inode_of_file(status: os.stat_result | None) -> int:

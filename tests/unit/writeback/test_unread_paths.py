@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from headrace.base.errors import HeadraceError, StoreError
-from headrace.overlay.hiding import defer_removal, hide
+from headrace.base.model import Attributes
+from headrace.overlay.hiding import defer_removal, hide, hide_missing
 from headrace.overlay.marks import base_version, is_removed, make_removed
 from headrace.overlay.upper import HIDDEN
 from headrace.testing.virtual_loop import pass_time
@@ -117,6 +119,48 @@ async def test_a_directory_is_tried_again_without_a_call(
         failing.is_mended = True
         await until(lambda: write.waiting(b"/") == (0, 0))
         assert await layer.origin_bytes(b"/bad/s/f") == b"ours"
+
+
+async def test_a_new_directory_that_can_not_be_read_is_not_made_without_its_names(
+    layer: LayerFixture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A session reported the directory alone, as after a rename. It would count as persisted."""
+    async with layer.running(layer.write_back(delay_s=0.0)) as write:
+        layer.write(b"/bad/f", b"ours")
+        failing = FailingDirectory(monkeypatch, b"/bad")
+        write.changed([b"/bad"], 1)
+        await until(lambda: failing.attempts > 3)
+        assert write.waiting(b"/bad")[0] == 1 and caplog.text.count("can't be read, retrying") == 1
+        with pytest.raises(StoreError):
+            await write.persist(b"/bad")
+        failing.is_mended = True
+        await until(lambda: write.waiting(b"/") == (0, 0))
+        assert await layer.origin_bytes(b"/bad/f") == b"ours"
+
+
+async def test_a_name_that_can_not_be_hidden_delays_no_other_path(
+    layer: LayerFixture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk has no room for the whiteout of a file that was removed while it was uploaded."""
+    layer.journal.note(JournalRecord(b"/gone", 1, 2, 4, ABSENT, begun=True, mtime_ns=3))
+    layer.memory.hold("gone", b"ours", Attributes(3))
+    layer.write(b"/f", b"ours")
+    is_full = [True]
+
+    def fail(*arguments: Any, **options: Any) -> bytes | None:
+        if is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return hide_missing(*arguments, **options)
+
+    monkeypatch.setattr("headrace.writeback.changes.hide_missing", fail)
+    async with layer.running(layer.write_back(delay_s=0.0)) as write:
+        await until(lambda: write.waiting(b"/") == (1, 0))
+        assert await layer.origin_bytes(b"/f") == b"ours" and await layer.origin_bytes(b"/gone") == b"ours"
+        await pass_time(2 * SCAN_INTERVAL_S)
+        assert write.failing(b"/") and caplog.text.count("can't be read, retrying") == 1
+        is_full.clear()
+        await until(lambda: write.waiting(b"/") == (0, 0))
+        assert await layer.origin_bytes(b"/gone") is None
 
 
 async def test_a_name_that_can_not_be_read_delays_no_other_path(
