@@ -95,12 +95,13 @@ class StepPlanner:
 @dataclass(slots=True)
 class _Findings:
     """Hold what a walk of the layer found: dirty paths with their status, clean files, the bytes that all files take of
-    the disk, and the errors of what could not be read."""
+    the disk, the errors of what could not be read, and the paths of files that have a row and no entry."""
 
     dirty: list[tuple[bytes, os.stat_result | None]] = field(default_factory=list)
     clean: CleanFiles = field(default_factory=list)
     size_bytes: int = 0
     unread: dict[bytes, OSError] = field(default_factory=dict)
+    missing: set[bytes] = field(default_factory=set)
 
 
 class LayerScan:
@@ -132,14 +133,17 @@ class LayerScan:
         rows: _Rows = {row.path: row for row in self._journal.rows()}
         found = await self._layer.in_thread(self._walk, b"/", rows)
         self._mark(found, monotonic_s(), delay_s=self._changes.delay_s)
+        if not found.unread:
+            self._removals.drop_demoted_rows(path for path in found.missing if path not in self._dirty)
         if found.dirty:
             self._changes.wake.set()
         return found.clean, found.size_bytes
 
     def _walk(self, top: bytes, rows: _Rows) -> _Findings:
         """Compare everything at and below a path with its rows."""
-        found = _Findings()
+        found = _Findings(missing={path for path, row in rows.items() if self._has_persisted_file(row)})
         for path, status in self._upper.walk(top, found.unread):
+            found.missing.discard(path)
             found.size_bytes += status.st_blocks * 512
             if not self._layer.persists(path):
                 continue
@@ -160,6 +164,10 @@ class LayerScan:
             except OSError as error:
                 found.unread[row.path] = error
         return found
+
+    def _has_persisted_file(self, row: JournalRecord | None) -> bool:
+        """Return whether the origin has a file, and the layer keeps a marker of its removal."""
+        return row is not None and row.is_file and not row.begun and not self._layer.is_exclusive(row.path)
 
     def _mark(self, found: _Findings, since_s: float, *, delay_s: float) -> list[HeadraceError]:
         """Mark what a walk found as dirty. Return the errors of what could not be read."""

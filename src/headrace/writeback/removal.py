@@ -6,11 +6,12 @@ entry stays, and shows again. Calls are on the node's loop.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from msgspec import structs
@@ -228,12 +229,26 @@ class RemovalPropagator:
         if row.begun:
             return [] if is_removal_pending(self._upper, path) else [row]
         if self._tree.entry_at(path) is not None:
-            with self._upper.lock:
-                if not is_removal_pending(self._upper, path):  # otherwise the row names what must be removed
-                    self._journal.drop_demoted(path)
+            self._drop_demoted(path)
             return []
         below = self._journal.below(path).values() if row.is_directory else ()
         return [row, *(below_row for below_row in below if not below_row.is_absent)]
+
+    def drop_demoted_rows(self, paths: Iterable[bytes]) -> None:
+        """Drop the rows of demoted files among paths without an entry. A node died between the demotion and the
+        deletion of the row. By such a row, a file that is copied up again would replace a version that others have
+        replaced."""
+        for path in paths:
+            entry = self._tree.entry_at(path)
+            if entry is not None and entry.kind is Kind.FILE and path not in self._turns:
+                with contextlib.suppress(OSError):  # the next scan tries it again
+                    self._drop_demoted(path)
+
+    def _drop_demoted(self, path: bytes) -> None:
+        """Drop the row of a file that the index has, unless the row names what must be removed."""
+        with self._upper.lock:
+            if not self._upper.at(path).exists() and not is_removal_pending(self._upper, path):
+                self._journal.drop_demoted(path)
 
     def unanswered_rows(self) -> list[JournalRecord]:
         """Return the rows of uploads whose answer was lost and whose file no longer exists here. The origin may have
