@@ -143,9 +143,9 @@ class SyncExecutor:
     def _hold_renamed(
         self, paths: list[bytes], errors: list[HeadraceError], *, is_awaited: bool
     ) -> set[bytes]:
-        """Hold back the removal of files that have a new name which the origin lacks, or may have one among the paths
-        that can't be read. Return these paths, and add an error for those that wait for another one. is_awaited: a
-        caller waits for the removals, so the new names are due now."""
+        """Hold back the removal of files that have a new name which the origin lacks. While a path can't be read, any
+        file may have that one. Return these paths, and add an error for each that waits for a path that failed.
+        is_awaited: a caller waits for the removals, so the new names are due now."""
         unread = self._dirty.first_unread() if paths else None
         held: set[bytes] = set()
         for path in paths:

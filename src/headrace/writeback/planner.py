@@ -94,8 +94,11 @@ class StepPlanner:
 
 @dataclass(slots=True)
 class _Findings:
-    """Hold what a walk of the layer found: dirty paths with their status, clean files, the bytes that all files take of
-    the disk, the errors of what could not be read, and the paths of files that have a row and no entry."""
+    """Hold what a walk of the layer found.
+
+    dirty: dirty paths with their status. size_bytes: what all files take of the disk. unread: the errors of what could
+    not be read. missing: the paths of files that have a row and no entry.
+    """
 
     dirty: list[tuple[bytes, os.stat_result | None]] = field(default_factory=list)
     clean: CleanFiles = field(default_factory=list)

@@ -204,7 +204,7 @@ class SyncJournal:
             self._db.executescript(_TABLES)
         except sqlite3.Error as error:
             os.close(self._fd)
-            raise self._translated(error) from error
+            raise _translated(self._path, error) from error
         try:
             self._log = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
             sync_folder(os.path.dirname(path))
@@ -240,18 +240,14 @@ class SyncJournal:
         """Record rows in one transaction."""
         self._notes += len(rows)
         values = [*map(_values, rows)]
-        self._write("INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+        self._write(("INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values))
         for row in rows:
             self._cache(row.path, row)
             (self.unsure.add if row.begun else self.unsure.discard)(row.path)
 
-    def _write(self, statement: str, values: Sequence[tuple[object, ...]]) -> None:
-        """Execute a statement for all values in one transaction. Raises NoSpaceError if the log cannot grow even after
-        a checkpoint."""
-        self._write_all([(statement, values)])
-
-    def _write_all(self, changes: Sequence[_Change]) -> None:
-        """Execute several statements in one transaction, as `_write` does."""
+    def _write(self, *changes: _Change) -> None:
+        """Execute statements, each for all its values, in one transaction. Raises NoSpaceError if the log cannot grow
+        even after a checkpoint."""
         try:
             self._transact(changes)
         except NoSpaceError:
@@ -265,17 +261,10 @@ class SyncJournal:
                 self._db.executemany(statement, values)
             self._db.execute("COMMIT")
         except sqlite3.OperationalError as error:
-            raise self._translated(error) from error
+            raise _translated(self._path, error) from error
         finally:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-
-    def _translated(self, error: sqlite3.Error) -> StoreError | NoSpaceError:
-        subject = f"table {self._path} can't be used"
-        disk = os.statvfs(os.path.dirname(self._path))
-        is_reported = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
-        full = is_reported or not disk.f_bavail or not disk.f_favail
-        return (NoSpaceError if full else StoreError)(subject, why=str(error))
 
     def reserve_space(self) -> None:
         """Allocate blocks before the table needs them, and all blocks that its log needs between two checkpoints."""
@@ -292,28 +281,23 @@ class SyncJournal:
 
     def drop(self, *paths: bytes) -> None:
         """Delete the rows of paths, in one transaction."""
-        self._write(*_deletion(paths))
-        self._forget(paths)
+        self._write(_deletion(paths))
+        for path in paths:
+            self._cache(path, None)
+            self.unsure.discard(path)
 
     def drop_demoted(self, path: bytes) -> None:
         """Delete the row of a demoted file. `demoted` knows its version from then on: another node may have replaced
         that file before it was persisted, and ask later. On a full disk the row is deleted all the same."""
         row = self.get(path)
-        changes = [_deletion([path])]
         if row is not None and row.is_there and not row.begun and not row.is_directory:
             version = row.version
             values = path, row.inode, row.ctime_ns, version.size_bytes, version.mtime_ns, version.token
-            changes += [(_ADD_DEMOTED, [values]), (_DROP_OLD_DEMOTED, [(DEMOTED_ROWS_MAX,)])]
-        try:
-            self._write_all(changes)
-        except NoSpaceError:
-            self._write_all(changes[:1])
-        self._forget([path])
-
-    def _forget(self, paths: Iterable[bytes]) -> None:
-        for path in paths:
-            self._cache(path, None)
-            self.unsure.discard(path)
+            with contextlib.suppress(NoSpaceError):
+                self._write(
+                    _deletion([path]), (_ADD_DEMOTED, [values]), (_DROP_OLD_DEMOTED, [(DEMOTED_ROWS_MAX,)])
+                )
+        self.drop(path)
 
     def demoted(self, path: bytes, inode: int, ctime_ns: int) -> Version | None:
         """Return the origin's version of a file that was demoted, by the file's state in the layer; None if no such
@@ -342,7 +326,7 @@ class SyncJournal:
             with contextlib.closing(sqlite3.connect(self._path, isolation_level=None)) as db:
                 db.execute("PRAGMA wal_checkpoint(PASSIVE)")
         except sqlite3.Error as error:
-            raise self._translated(error) from error
+            raise _translated(self._path, error) from error
         self.reserve_space()
 
     def rows(self, below: bytes | None = None) -> Iterator[JournalRecord]:
@@ -380,22 +364,21 @@ class SyncJournal:
         """Record the checksums of a file's blocks."""
         blocks = struct.pack(f"<{len(sums)}Q", *sums)
         self._notes += 1
-        self._write(
-            "INSERT OR REPLACE INTO sums VALUES (?, ?, ?, ?)", [(row.path, row.inode, row.ctime_ns, blocks)]
-        )
+        values = row.path, row.inode, row.ctime_ns, blocks
+        self._write(("INSERT OR REPLACE INTO sums VALUES (?, ?, ?, ?)", [values]))
 
     def forget_old_sums(self) -> None:
         """Delete the checksums of paths without a row."""
-        self._write("DELETE FROM sums WHERE path NOT IN (SELECT path FROM known) AND path >= ?", [(b"",)])
+        self._write(("DELETE FROM sums WHERE path NOT IN (SELECT path FROM known) AND path >= ?", [(b"",)]))
 
     def forget_old_removals(self) -> None:
         """Delete all but the newest REMOVED_MAX rows of removed paths."""
         self._cached.clear()
-        self._write(
+        statement = (
             "DELETE FROM known WHERE path IN (SELECT path FROM known WHERE version_bytes = -1 AND NOT begun "
-            "ORDER BY ctime_ns DESC LIMIT -1 OFFSET ?)",
-            [(REMOVED_ROWS_MAX,)],
+            "ORDER BY ctime_ns DESC LIMIT -1 OFFSET ?)"
         )
+        self._write((statement, [(REMOVED_ROWS_MAX,)]))
 
     def begun(self) -> list[JournalRecord]:
         """Return the rows that are begun."""
@@ -404,10 +387,8 @@ class SyncJournal:
     def add_conflict(self, conflict: Conflict) -> None:
         """Record a conflict until the user clears the list."""
         why = printable(conflict.why)  # an origin's error may name a key that is not UTF-8
-        self._write(
-            "INSERT OR REPLACE INTO told_conflicts VALUES (?, ?, ?, ?)",
-            [(conflict.path, conflict.kept, why, conflict.at_s)],
-        )
+        values = conflict.path, conflict.kept, why, conflict.at_s
+        self._write(("INSERT OR REPLACE INTO told_conflicts VALUES (?, ?, ?, ?)", [values]))
 
     def conflicts(self) -> list[Conflict]:
         return [
@@ -416,12 +397,20 @@ class SyncJournal:
         ]
 
     def forget_conflicts(self, paths: Iterable[bytes]) -> None:
-        self._write("DELETE FROM told_conflicts WHERE path = ?", [(path,) for path in paths])
+        self._write(("DELETE FROM told_conflicts WHERE path = ?", [(path,) for path in paths]))
 
     def close(self) -> None:
         os.close(self._log)
         self._db.close()
         os.close(self._fd)
+
+
+def _translated(path: str, error: sqlite3.Error) -> StoreError | NoSpaceError:
+    """Return the error of a table at a path."""
+    disk = os.statvfs(os.path.dirname(path))
+    is_reported = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+    full = is_reported or not disk.f_bavail or not disk.f_favail
+    return (NoSpaceError if full else StoreError)(f"table {path} can't be used", why=str(error))
 
 
 def _deletion(paths: Iterable[bytes]) -> _Change:

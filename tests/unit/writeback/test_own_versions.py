@@ -109,7 +109,7 @@ def test_a_full_disk_keeps_no_row_of_a_demoted_file(tmp_path: Path, monkeypatch:
     table = SyncJournal(str(tmp_path / "known.db"))
     table.note(JournalRecord(b"/a", 1, 1, 3, PERSISTED))
     monkeypatch.setattr(sync_journal, "_ADD_DEMOTED", "SELECT no_space(?, ?, ?, ?, ?, ?)")
-    monkeypatch.setattr(table, "_translated", lambda error: NoSpaceError("table", why=str(error)))
+    monkeypatch.setattr(sync_journal, "_translated", lambda path, error: NoSpaceError(path, why=str(error)))
     table.drop_demoted(b"/a")
     assert table.get(b"/a") is None and table.demoted(b"/a", 1, 1) is None
     table.close()
