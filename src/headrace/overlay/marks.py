@@ -94,19 +94,10 @@ def is_removed(path: SafePath) -> bool:
         fd = path.open(os.O_RDONLY | os.O_DIRECTORY)
         os.getxattr(fd, MARKS.removed)
     except OSError as error:
-        return _is_marked(error)
+        return is_marked(error)
     finally:
         if fd >= 0:
             os.close(fd)
-    return True
-
-
-def has_removed_mark(path: bytes) -> bool:
-    """Return whether an entry of an open directory has the mark `removed`. Raises OSError as `is_removed` does."""
-    try:
-        os.getxattr(path, MARKS.removed, follow_symlinks=False)
-    except OSError as error:
-        return _is_marked(error)
     return True
 
 
@@ -115,11 +106,11 @@ def mark_value(file: SafePath | int, mark: str) -> bytes | None:
     try:
         return os.getxattr(file, mark) if isinstance(file, int) else file.getxattr(mark)
     except OSError as error:
-        _is_marked(error)
+        is_marked(error)
         return None
 
 
-def _is_marked(error: OSError) -> bool:
+def is_marked(error: OSError) -> bool:
     """Return False if an error means that an entry has no mark. Raises other errors."""
     if error.errno not in _UNMARKED:
         raise error

@@ -35,7 +35,7 @@ from headrace.overlay import workdir
 from headrace.overlay.given_mode import as_given
 from headrace.overlay.lock import LayerLock
 from headrace.overlay.mark_names import MARKS
-from headrace.overlay.marks import base_version, has_removed_mark, is_removed, is_whiteout
+from headrace.overlay.marks import base_version, is_marked, is_removed, is_whiteout
 
 _SINGLE_OWNER = b"/single-owner"
 """Path of a file beside the tree. It exists if the layer's marks and modes are those of a user without rights."""
@@ -206,9 +206,18 @@ class Upper:
 
 def _hides(entry: os.DirEntry[bytes]) -> bool:
     if entry.is_dir(follow_symlinks=False):
-        return has_removed_mark(entry.path)
+        return _has_removed_mark(entry.path)
     if entry.is_file(follow_symlinks=False) and not MARKS.single_owner:
         return False
     if entry.is_symlink():
         return False
     return is_whiteout(entry.stat(follow_symlinks=False))
+
+
+def _has_removed_mark(path: bytes) -> bool:
+    """Return whether an entry of an open directory has the mark. Raises OSError as `is_removed` does."""
+    try:
+        os.getxattr(path, MARKS.removed, follow_symlinks=False)
+    except OSError as error:
+        return is_marked(error)
+    return True

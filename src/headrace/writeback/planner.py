@@ -134,51 +134,51 @@ class LayerScan:
         self._journal.forget_old_removals()
         self.hide_unanswered()
         rows: _Rows = {row.path: row for row in self._journal.rows()}
-        found = await self._layer.in_thread(self._walk, b"/", rows)
-        self._mark(found, monotonic_s(), delay_s=self._changes.delay_s)
-        if not found.unread:
-            self._removals.drop_demoted_rows(path for path in found.missing if path not in self._dirty)
-        if found.dirty:
+        findings = await self._layer.in_thread(self._walk, b"/", rows)
+        self._mark(findings, monotonic_s(), delay_s=self._changes.delay_s)
+        if not findings.unread:
+            self._removals.drop_demoted_rows(path for path in findings.missing if path not in self._dirty)
+        if findings.dirty:
             self._changes.wake.set()
-        return found.clean, found.size_bytes
+        return findings.clean, findings.size_bytes
 
     def _walk(self, top: bytes, rows: _Rows) -> _Findings:
         """Compare everything at and below a path with its rows."""
-        found = _Findings(missing={path for path, row in rows.items() if self._has_persisted_file(row)})
-        for path, status in self._upper.walk(top, found.unread):
-            found.missing.discard(path)
-            found.size_bytes += status.st_blocks * 512
+        findings = _Findings(missing={path for path, row in rows.items() if self._has_persisted_file(row)})
+        for path, status in self._upper.walk(top, findings.unread):
+            findings.missing.discard(path)
+            findings.size_bytes += status.st_blocks * 512
             if not self._layer.persists(path):
                 continue
             row = rows.get(path)
             try:
                 step = self._planner.step_by_row(path, status, row)
             except OSError as error:
-                found.unread[path] = error
+                findings.unread[path] = error
                 continue
             if step is not None:
-                found.dirty.append((path, status))
+                findings.dirty.append((path, status))
             elif row is not None and stat.S_ISREG(status.st_mode):
-                found.clean.append((row, status))
+                findings.clean.append((row, status))
         for row in filter(None, rows.values()):
             try:
                 if self._planner.is_vanished(row):
-                    found.dirty.append((row.path, None))
+                    findings.dirty.append((row.path, None))
             except OSError as error:
-                found.unread[row.path] = error
-        return found
+                findings.unread[row.path] = error
+        return findings
 
     def _has_persisted_file(self, row: JournalRecord | None) -> bool:
         """Return whether the origin has a file, and the layer keeps a marker of its removal."""
         return row is not None and row.is_file and not row.begun and not self._layer.is_exclusive(row.path)
 
-    def _mark(self, found: _Findings, since_s: float, *, delay_s: float) -> list[HeadraceError]:
+    def _mark(self, findings: _Findings, since_s: float, *, delay_s: float) -> list[HeadraceError]:
         """Mark what a walk found as dirty. Return the errors of what could not be read."""
-        for path, status in found.dirty:
+        for path, status in findings.dirty:
             size_bytes = 0 if status is None else status.st_size
             self._dirty.add(path, since_s, size_bytes, delay_s=delay_s)
             self._dirty.identify(path, _inode_of_file(status))
-        return [self._changes.note_unread(path, error) for path, error in found.unread.items()]
+        return [self._changes.note_unread(path, error) for path, error in findings.unread.items()]
 
     async def scan_below(self, top: bytes, *, delay_s: float = 0.0) -> None:
         """Mark everything dirty at and below a path, due after a delay."""
@@ -191,10 +191,10 @@ class LayerScan:
             is_tree = len(rows) > 1 or self._upper.at(top).is_directory()
         except OSError as error:
             return _Findings(unread={top: error})
-        found: _Findings = (
+        findings: _Findings = (
             await self._layer.in_thread(self._walk, top, rows) if is_tree else self._walk(top, rows)
         )
-        return found
+        return findings
 
     async def _rows_below(self, path: bytes) -> dict[bytes, JournalRecord]:
         """Return the rows below a path, and let other tasks run meanwhile. A row may be older than the return."""
@@ -259,9 +259,9 @@ class LayerScan:
     async def _read_again(self, path: bytes, entry: DirtyPath, errors: list[HeadraceError]) -> bool:
         """Look at everything at and below a path that could not be read. Return whether the path can be read now, and
         is to be persisted. What is found below it counts as dirty since the path was."""
-        found = await self._find_below(path)
-        is_read = path not in found.unread
-        errors += self._mark(found, entry.since_s, delay_s=0.0)
+        findings = await self._find_below(path)
+        is_read = path not in findings.unread
+        errors += self._mark(findings, entry.since_s, delay_s=0.0)
         if is_read and not self._layer.persists(path):  # a directory above others that are
             self._dirty.drop(path)
         return is_read and path in self._dirty

@@ -249,22 +249,10 @@ class SyncJournal:
         """Execute statements, each for all its values, in one transaction. Raises NoSpaceError if the log cannot grow
         even after a checkpoint."""
         try:
-            self._transact(changes)
+            _transact(self._db, self._path, changes)
         except NoSpaceError:
             self.checkpoint()
-            self._transact(changes)
-
-    def _transact(self, changes: Sequence[_Change]) -> None:
-        try:
-            self._db.execute("BEGIN")
-            for statement, values in changes:
-                self._db.executemany(statement, values)
-            self._db.execute("COMMIT")
-        except sqlite3.OperationalError as error:
-            raise _translated(self._path, error) from error
-        finally:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
+            _transact(self._db, self._path, changes)
 
     def reserve_space(self) -> None:
         """Allocate blocks before the table needs them, and all blocks that its log needs between two checkpoints."""
@@ -403,6 +391,20 @@ class SyncJournal:
         os.close(self._log)
         self._db.close()
         os.close(self._fd)
+
+
+def _transact(database: sqlite3.Connection, path: str, changes: Sequence[_Change]) -> None:
+    """Execute statements in one transaction of the table at a path."""
+    try:
+        database.execute("BEGIN")
+        for statement, values in changes:
+            database.executemany(statement, values)
+        database.execute("COMMIT")
+    except sqlite3.OperationalError as error:
+        raise _translated(path, error) from error
+    finally:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
 
 
 def _translated(path: str, error: sqlite3.Error) -> StoreError | NoSpaceError:

@@ -199,7 +199,8 @@ class Failover:
         directory = self._replica_host.folder_of(writer)
         if self._has_replicas(writer):
             os.makedirs(os.path.join(directory, "work"), mode=0o700, exist_ok=True)
-            tree, dropped = (Root(os.fsencode(directory)).at(path) for path in (b"/tree", b"/work/dropped"))
+            place = Root(os.fsencode(directory)).at(b"/")
+            tree, dropped = place / b"tree", place / b"work" / b"dropped"
             dropped.remove_tree()
             tree.rename(dropped)
         for name in os.listdir(directory):

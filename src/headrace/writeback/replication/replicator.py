@@ -317,8 +317,11 @@ class ReplicaStream:
         if path not in self._unread and path not in self._unlisted:
             self._retry_s = self._retry_s if self._unread else RETRY_S
             level = logging.WARNING if len(self._unread) < UNREAD_WARNED_MAX else logging.INFO
-            text = "a name was not replicated, retrying node=%s path=%s error=%s"
-            log.log(level, text, self.node.id, os.fsdecode(path), error)
+            log.log(
+                level,
+                "a name was not replicated, retrying node=%s path=%s error=%s",
+                *(self.node.id, os.fsdecode(path), error),
+            )
         self._unread.add(path)
         self._retry_at_s = min(self._retry_at_s, monotonic_s() + self._retry_s)
 
