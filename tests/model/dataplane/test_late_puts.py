@@ -56,10 +56,12 @@ async def test_its_folder_is_renamed_while_the_next_node_looks_over_the_layer(
     real = Upper.walk
     scenes: list[WriterFixture] = []
 
-    def rename_and_walk(upper: Upper, top: bytes = b"/") -> object:
+    def rename_and_walk(
+        upper: Upper, top: bytes = b"/", unread: dict[bytes, OSError] | None = None
+    ) -> object:
         if scenes:
             scenes.pop().session.rename(b"/d", b"/g", 0)
-        return real(upper, top)
+        return real(upper, top, unread)
 
     async with playing(tmp_path) as scene:
         await put_unheard(scene)
