@@ -56,7 +56,11 @@ class HandoverState:
         """The RELEASE requests that earlier sessions counted last."""
         self._release = releases.index(max(releases))
         self.generations = Generations(memoryview(self._map)[_GENERATIONS_AT:BYTES])
-        for slot in range(SLOTS - 1, -1, -1):
+        # read, not mapped: a look at a page of the map would allocate it
+        written = os.pread(fd, SLOTS * _SLOT.size, _SLOTS_AT).rstrip(b"\0")
+        self._unused = -(-len(written) // _SLOT.size)
+        """The lowest slot from which on all are free."""
+        for slot in range(self._unused - 1, -1, -1):
             self._sort(slot)
 
     def _sort(self, slot: int) -> None:
@@ -103,9 +107,13 @@ class HandoverState:
 
     def add(self, node: int, backing_id: int) -> int:
         """Allocate a slot with one open, and return it; -1 when all slots are in use."""
-        if not self._free:
+        if self._free:
+            slot = self._free.pop()
+        elif self._unused < SLOTS:
+            slot = self._unused
+            self._unused += 1
+        else:
             return -1
-        slot = self._free.pop()
         _SLOT.pack_into(self._map, _SLOTS_AT + slot * 16, node, backing_id, 1)
         return slot
 

@@ -39,9 +39,8 @@ def origin(tmp_path: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def handover(monkeypatch: pytest.MonkeyPatch) -> HandoverState:
-    """An empty state. It looks at a few of its slots only: all of them take 0.1 s."""
-    monkeypatch.setattr(handover_state, "SLOTS", 64)
+def handover() -> HandoverState:
+    """An empty state."""
     fd = handover_state.create()
     try:
         return HandoverState(fd)

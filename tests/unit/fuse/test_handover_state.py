@@ -58,6 +58,21 @@ def test_no_slot_is_given_twice(fd: int) -> None:
     assert len(second.inherited_slots()) == SLOTS
 
 
+def test_slots_that_nobody_used_take_no_memory() -> None:
+    """Nor time at the start of a session, which would look at 65,536 of them."""
+    fd = handover_state.create()
+    try:
+        first = HandoverState(fd)
+        assert [first.add(10 + number, number) for number in range(3)] == [0, 1, 2]
+        first.remove(1)
+        second = HandoverState(fd)
+        assert sorted(second.inherited_slots()) == [(0, 10, 0, 1), (2, 12, 2, 1)]
+        assert [second.add(20 + number, number) for number in range(3)] == [1, 3, 4]
+        assert os.fstat(fd).st_blocks * 512 < 65_536
+    finally:
+        os.close(fd)
+
+
 def test_an_incarnation_is_never_used_again_until_they_wrap(fd: int) -> None:
     state = HandoverState(fd)
     assert state.raise_incarnation(40) == 40

@@ -119,6 +119,15 @@ class Served:
 
 
 Serve = Callable[..., Served]
+NextState = Callable[[], HandoverState]
+
+
+@pytest.fixture
+def next_state() -> Iterator[NextState]:
+    """Call for each session of one mount: what the sessions before it left."""
+    fd = handover_state.create()
+    yield lambda: HandoverState(fd)
+    os.close(fd)
 
 
 @pytest.fixture
@@ -468,16 +477,13 @@ def test_lost_events_drop_every_registration(serve: Serve) -> None:
 
 
 def test_the_next_session_serves_what_the_first_had_open(
-    serve: Serve, origin: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    serve: Serve, origin: dict[str, bytes], next_state: NextState
 ) -> None:
-    monkeypatch.setattr(handover_state, "SLOTS", 64)
-    fd = handover_state.create()
-    first = serve(Mode.PASSTHROUGH, state=HandoverState(fd))
+    first = serve(Mode.PASSTHROUGH, state=next_state())
     first.start()
     node = first.kernel.node("small")
     opened = first.kernel.open(node)
-    second = serve(Mode.SPLICE, state=HandoverState(fd))
-    os.close(fd)
+    second = serve(Mode.SPLICE, state=next_state())
     second.take_over()
     assert second.notification() == (abi.Notify.RESEND, b"")
     assert second.session.operations.mode is Mode.PASSTHROUGH, "INIT is not repeated"
@@ -492,16 +498,11 @@ def test_the_next_session_serves_what_the_first_had_open(
     assert second.backings.closed == [opened.backing_id]
 
 
-def test_a_session_that_took_over_finds_the_nodes_of_the_first(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(handover_state, "SLOTS", 64)
-    fd = handover_state.create()
-    first = serve(write="back", state=HandoverState(fd))
+def test_a_session_that_took_over_finds_the_nodes_of_the_first(serve: Serve, next_state: NextState) -> None:
+    first = serve(write="back", state=next_state())
     first.start()
     node = first.kernel.write_file(b"new", b"bytes")
-    second = serve(write="back", state=HandoverState(fd))
-    os.close(fd)
+    second = serve(write="back", state=next_state())
     second.take_over()
     assert second.kernel.read(node) == b"bytes"
     assert second.kernel.write(node, b"B") == 1
@@ -510,12 +511,10 @@ def test_a_session_that_took_over_finds_the_nodes_of_the_first(
 
 
 def test_a_session_that_took_over_repeats_the_generations_of_the_first(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, next_state: NextState
 ) -> None:
     """The kernel fails each call on an open file whose node has another generation."""
-    monkeypatch.setattr(handover_state, "SLOTS", 64)
-    fd = handover_state.create()
-    first = serve(write="back", state=HandoverState(fd))
+    first = serve(write="back", state=next_state())
     first.start()
     node = first.kernel.write_file(b"new", b"")
     operations = first.session.operations
@@ -523,25 +522,21 @@ def test_a_session_that_took_over_repeats_the_generations_of_the_first(
     operations._nodes.remember(node, ROOT, b"new", new=True)  # its inode number was one of a removed file
     generation = first.kernel.lookup(b"new").generation
     assert generation == first.client.generation + 1
-    second = serve(write="back", state=HandoverState(fd), generation=first.client.generation + 1000)
-    os.close(fd)
+    second = serve(write="back", state=next_state(), generation=first.client.generation + 1000)
     second.take_over()
     assert second.kernel.lookup(b"new").generation == generation
     assert second.kernel.lookup(b"small").generation == first.kernel.lookup(b"small").generation
 
 
-def test_a_session_that_took_over_registers_files_anew(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_took_over_registers_files_anew(serve: Serve, next_state: NextState) -> None:
     """Before it followed the events of the node, a file may have been evicted, or found damaged."""
-    monkeypatch.setattr(handover_state, "SLOTS", 64)
-    fd = handover_state.create()
-    first = serve(Mode.PASSTHROUGH, state=HandoverState(fd))
+    first = serve(Mode.PASSTHROUGH, state=next_state())
     first.start()
     node = first.kernel.node("small")
     opened = first.kernel.open(node)
     first.kernel.release(node, opened.fh)
     assert first.backings.closed == [], "it is kept for the next open"
-    second = serve(Mode.PASSTHROUGH, state=HandoverState(fd))
-    os.close(fd)
+    second = serve(Mode.PASSTHROUGH, state=next_state())
     second.backings.files[opened.backing_id] = 0
     second.take_over()
     assert second.backings.closed == [opened.backing_id]
