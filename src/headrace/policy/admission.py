@@ -21,8 +21,8 @@ class SecondReads:
 
     def __init__(self, count: int, *, window_s: float, start_s: float = 0) -> None:
         self._buckets = max(1, -(-count // _WAYS))
-        self._fingerprints = array("I", bytes(4 * _WAYS * self._buckets))  # 0: the slot is empty
-        self._read_at_s = array("I", bytes(4 * _WAYS * self._buckets))
+        self._fingerprints = array("I")  # 0: the slot is empty
+        self._read_at_s = array("I")
         self._window_s, self._start_s = window_s, start_s
 
     def is_second(self, id: FileId, now_s: float) -> bool:
@@ -30,6 +30,8 @@ class SecondReads:
 
         Two files are taken for each other once in 500 million reads.
         """
+        if not self._fingerprints:
+            self._make_table()
         second = int(now_s - self._start_s)
         bucket, fingerprint = divmod(hash_of(id), _FINGERPRINT_MAX)
         fingerprint += 1
@@ -45,3 +47,8 @@ class SecondReads:
         slot = first + times.index(min(times))
         self._fingerprints[slot], self._read_at_s[slot] = fingerprint, second
         return False
+
+    def _make_table(self) -> None:
+        """Make the table at the first read. Most nodes have no rule that needs it, and it takes megabytes."""
+        empty = bytes(4 * _WAYS * self._buckets)
+        self._fingerprints, self._read_at_s = array("I", empty), array("I", empty)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 from headrace.base.model import FileId
 from headrace.policy.admission import SecondReads
@@ -35,3 +36,15 @@ def test_ids_of_one_pattern_use_the_whole_table() -> None:
     random.Random(1).shuffle(ids)
     assert sum(reads.is_second(id, 1) for id in ids) == 0
     assert sum(reads.is_second(id, 2) for id in ids) > 3_800
+
+
+def test_the_table_takes_memory_from_the_first_read_on() -> None:
+    """A node without such a rule has none of its 8 MiB, and starts sooner."""
+    tracemalloc.start()
+    try:
+        reads = SecondReads(1 << 20, window_s=60)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+        assert [reads.is_second(FileId(7), second) for second in (1, 2)] == [False, True]
+        assert tracemalloc.get_traced_memory()[0] > 8 << 20
+    finally:
+        tracemalloc.stop()
