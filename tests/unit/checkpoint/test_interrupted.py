@@ -41,6 +41,15 @@ def assert_ended(prefix: str) -> None:
         assert not thread.is_alive(), thread.name
 
 
+def assert_only_the_next_is_saved(saver: Saver, folder: Path) -> None:
+    """Fail if a thread of the first save stays, or that save left a step."""
+    assert_ended("checkpoint-1")
+    saver.save(STATE, 2)
+    saver.close()
+    assert steps(PosixStorage(str(folder))) == [2]
+    assert same(load(str(folder)), STATE)
+
+
 def test_of_a_pool_that_lacks_a_thread_no_other_stays() -> None:
     with pytest.MonkeyPatch.context() as patch:
         refuse(patch, "work-2")
@@ -56,11 +65,7 @@ def test_a_save_without_its_threads_fails_alone(tmp_path: Path, name: str) -> No
         refuse(patch, name)
         with pytest.raises(RuntimeError, match="new thread"):
             saver.save(STATE, 1)
-    assert_ended("checkpoint-1")
-    saver.save(STATE, 2)
-    saver.close()
-    assert steps(PosixStorage(str(tmp_path))) == [2]
-    assert same(load(str(tmp_path)), STATE)
+    assert_only_the_next_is_saved(saver, tmp_path)
 
 
 @pytest.mark.expected_warnings("a checkpoint was not saved")
@@ -85,8 +90,4 @@ def test_ctrl_c_in_a_save_ends_its_threads(
     saver = Saver(str(tmp_path), options=SMALL)
     with pytest.raises(KeyboardInterrupt):
         saver.save(STATE, 1)
-    assert_ended("checkpoint-1")
-    saver.save(STATE, 2)
-    saver.close()
-    assert steps(PosixStorage(str(tmp_path))) == [2]
-    assert same(load(str(tmp_path)), STATE)
+    assert_only_the_next_is_saved(saver, tmp_path)

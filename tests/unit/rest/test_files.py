@@ -16,26 +16,9 @@ from headrace.http.messages import parse_head
 from headrace.overlay.syscalls import tick_left_s
 from headrace.rest.files import FileOperations
 from headrace.testing.waiting import wait_for
-from headrace.vfs.streams import Content, WriteStream
+from headrace.vfs.streams import Content
 from headrace.wire.api import SUMS_HEADER, SUMS_WORD, ListQuery, PutQuery
-
-
-class FullVfs:
-    """Creates files on a full disk."""
-
-    def __init__(self) -> None:
-        self.abandoned = 0
-
-    def create(self, path: bytes, **_: object) -> WriteStream:
-        return WriteStream(
-            os.open("/dev/full", os.O_RDWR | os.O_CLOEXEC),
-            os.fsdecode(path),
-            finish=lambda _: pytest.fail("the file got its name"),
-            abandon=self.abandon,
-        )
-
-    def abandon(self, fd: int) -> None:
-        self.abandoned += 1
+from tests.unit.vfs.full_disk import FullVfs
 
 
 @pytest.mark.parametrize("size_bytes", [1, 1 << 20])
