@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from headrace.base.errors import CheckpointMismatchError
 from headrace.checkpoint import folder as checkpoint_folder
@@ -15,7 +13,10 @@ from headrace.checkpoint import load, verify
 from headrace.checkpoint.export import export
 from headrace.checkpoint.posix_storage import PosixStorage
 from tests.integration.gloo import run_ranks
+from tests.lazy_module import lazy_module
 
+torch = lazy_module("torch")
+safetensors_torch = lazy_module("safetensors.torch")
 pytestmark = pytest.mark.timeout(200)
 
 
@@ -52,12 +53,12 @@ def test_shards_are_put_together_by_export(saved: Path, tmp_path: Path) -> None:
     file = str(tmp_path / "model.safetensors")
     done = export(PosixStorage(str(saved / "fsdp")), file, only=["model.*"])
     expected = torch.load(saved / "fsdp-3-0.pt", weights_only=False)["model"]
-    tensors = load_file(file)
+    tensors = safetensors_torch.load_file(file)
     assert done.tensors == len(expected) == 4
     for name, tensor in expected.items():
         assert torch.equal(tensors[f"model.{name}"], tensor)
     export(PosixStorage(str(saved / "tensors")), file)
-    tensors = load_file(file)
+    tensors = safetensors_torch.load_file(file)
     numbers = torch.arange(90 * 70).reshape(90, 70)
     assert torch.equal(tensors["columns"], numbers.double())
     assert torch.equal(tensors["rows"], numbers.bfloat16())
