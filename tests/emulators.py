@@ -13,11 +13,12 @@ import importlib.util
 import json
 import os
 import re
+import secrets
 import sys
 import threading
 import urllib.parse
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 
 from headrace.testing.servers import (
@@ -39,6 +40,16 @@ MOTO_PAGE = 100
 _AZURITE_ACCOUNT = "devstoreaccount1"
 # Azurite's own well-known key, printed in its manual: not a secret.
 _AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+def new_bucket(server: S3Server) -> S3Server:
+    """Return a SeaweedFS with a bucket that nobody else uses. The first object that is put creates it."""
+    bucket = f"own-{secrets.token_hex(4)}"
+    store = s3_store(server.endpoint, bucket, server.access_key, server.secret_key)
+    own = replace(server, bucket=bucket, store=store)
+    own.put(".ready", b"")
+    own.delete(".ready")
+    return own
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
-"""The origins that the suite runs over. A server starts when its first test asks for it and ends with the session."""
+"""The origins that the suite runs over. A server starts when its first test asks for it and ends with the last test of
+this directory: idle servers take processor time from the rest of the suite."""
 
 from __future__ import annotations
 
@@ -21,8 +22,7 @@ from headrace.origin.origin import Origin
 from headrace.origin.retry import RetryOrigin
 from headrace.origin.throttle import OriginLimits, ThrottleOrigin
 from headrace.origin.upload import Sizes
-from headrace.testing import servers
-from headrace.testing.servers import Server, ServerMissing
+from headrace.testing.servers import S3Server, Server, ServerMissing
 from tests import emulators
 from tests.conformance.origin.origin_suite import Subject, Traits
 from tests.integration.cli.host import Host
@@ -30,7 +30,7 @@ from tests.integration.cli.host import Host
 Kind = Callable[[], contextlib.AbstractContextManager[Server]]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("origin"))
 
@@ -44,27 +44,27 @@ def _serve(name: str, start: Kind) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(scope="session")
-def seaweedfs_server() -> Iterator[Server]:
-    yield from _serve("seaweedfs", servers.seaweedfs_s3)
+@pytest.fixture(scope="package")
+def seaweedfs_server(seaweed: S3Server) -> Server:
+    return emulators.new_bucket(seaweed)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def moto_server() -> Iterator[Server]:
     yield from _serve("moto", emulators.moto_s3)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def gcs_server() -> Iterator[Server]:
     yield from _serve("fake-gcs-server", emulators.fake_gcs)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def azure_server() -> Iterator[Server]:
     yield from _serve("azurite", emulators.azurite)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def web_server() -> Iterator[Server]:
     yield from _serve("http folder", emulators.http_folder)
 
@@ -159,7 +159,7 @@ def at_far_cluster(folder: str, rest: str) -> Subject:
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def far_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Host, str]]:
     """A node without a mount of FUSE, and HOST:PORT of its REST API."""
     host = Host(
@@ -184,7 +184,7 @@ KINDS = (
 )
 
 
-@pytest.fixture(params=KINDS, scope="session")
+@pytest.fixture(params=KINDS, scope="package")
 def subject(request: pytest.FixtureRequest, folder: str) -> Subject:
     def server(name: str) -> Server:
         server = request.getfixturevalue(name)

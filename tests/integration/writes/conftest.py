@@ -192,7 +192,7 @@ class MountedFolder(Folder):
 GetFolder = Callable[[str], Folder]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def get_folder(needs_fuse: None) -> Iterator[GetFolder]:
     """Call with "plain" or the write mode of a mount; each is made once."""
     base = Path(tempfile.mkdtemp(prefix="headrace-writes-"))

@@ -61,7 +61,7 @@ class Api:
             return Told(error.code, error.headers, error.read())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     with serving(tmp_path_factory.mktemp("rest"), write="/out=back,off") as api:
         yield api

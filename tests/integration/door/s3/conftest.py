@@ -12,14 +12,15 @@ import socket
 import subprocess
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from headrace.testing.servers import S3Server, s3_store
+from headrace.testing.servers import S3Server
+from tests.emulators import new_bucket
 from tests.integration.cli.host import Host
 
 ACCESS, SECRET, REGION = "AKIATESTS", "a secret/with+signs", "us-east-1"
@@ -128,16 +129,11 @@ def start(host: Host) -> str:
 
 @pytest.fixture(scope="module")
 def origin(needs_root: None, seaweed: S3Server) -> S3Server:
-    """A bucket of its own for a module. The first object that is put creates it."""
-    bucket = f"door-{os.urandom(4).hex()}"
-    store = s3_store(seaweed.endpoint, bucket, seaweed.access_key, seaweed.secret_key)
-    origin = replace(seaweed, bucket=bucket, store=store)
-    origin.put(".ready", b"")
-    origin.delete(".ready")
-    return origin
+    """A bucket of its own for a module."""
+    return new_bucket(seaweed)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def s3(needs_root: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
     host = Host(tmp_path_factory.mktemp("s3"), write=f"off,/{WRITE}=back", persist_delay_s=0.1)
     try:

@@ -114,7 +114,7 @@ def start(host: Host, *words: object) -> str:
     return str(host.start("webhdfs", "--insecure", "--address", "127.0.0.1:0", *words).wait_ready()["url"])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def webhdfs(needs_root: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebHdfs]:
     host = Host(tmp_path_factory.mktemp("webhdfs"), write=f"off,/{WRITE}=back", persist_delay_s=0.1)
     try:
