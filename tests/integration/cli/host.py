@@ -32,6 +32,8 @@ from tests.fork_server import ForkingPopen
 
 MIB = 1 << 20
 LIMIT_S = 30.0
+READ_PAUSE_S = 0.0005
+"""Between two reads of a thread that reads all the while: without it, one thread takes a whole processor."""
 READER = Path(__file__).with_name("reader.py")
 STATS = """
 import sys

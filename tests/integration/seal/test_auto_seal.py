@@ -13,7 +13,7 @@ import pytest
 
 from headrace.base.mount_api import closing_descriptor
 from headrace.seal.mounted import seals_below
-from tests.integration.cli.host import Host, wait_until
+from tests.integration.cli.host import READ_PAUSE_S, Host, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
 
@@ -58,7 +58,7 @@ class Reader(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        while not self._ended.is_set():
+        while not self._ended.wait(READ_PAUSE_S):
             try:
                 body = self._path.read_bytes()
             except OSError as error:

@@ -16,7 +16,7 @@ from headrace.fuse import device
 from headrace.seal.inner_mounts import inner_mounts, opened_directory
 from headrace.seal.mounted import seals_below
 from headrace.seal.places import unmount_seal
-from tests.integration.cli.host import Host, wait_until, with_settings
+from tests.integration.cli.host import READ_PAUSE_S, Host, wait_until, with_settings
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
@@ -34,7 +34,7 @@ class Reader:
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
-        while not self._ended.is_set() and not self._wrong:
+        while not self._ended.wait(READ_PAUSE_S) and not self._wrong:
             try:
                 body = self._path.read_bytes()
             except OSError as error:

@@ -17,7 +17,7 @@ from headrace.cli.exit_codes import SOME_FAILED
 from headrace.fuse import device
 from headrace.seal.mounted import seals_below
 from headrace.seal.replaced_file import locked
-from tests.integration.cli.host import Host, wait_until
+from tests.integration.cli.host import READ_PAUSE_S, Host, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(90)]
 
@@ -96,7 +96,7 @@ def test_in_place_the_versions_change_at_once(host: Host) -> None:
     bodies, errors, stop = set[bytes](), list[OSError](), threading.Event()
 
     def read() -> None:
-        while not stop.is_set():
+        while not stop.wait(READ_PAUSE_S):
             try:
                 bodies.add(path.read_bytes())
             except OSError as error:
