@@ -94,6 +94,7 @@ def pytest_configure(config: pytest.Config) -> None:
     worker: dict[str, Any] = getattr(config, "workerinput", {})  # xdist's
     if worker:
         number = int(worker["workerid"].removeprefix("gw"))
+        gc.disable()  # until all tests are collected: it would look at syntax trees, and then at tests, again and again
         compile_part(config, TESTS, number=number, count=worker["workercount"])
 
 
