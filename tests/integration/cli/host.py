@@ -318,6 +318,26 @@ def send(pid: int, number: int) -> None:
         wait_until(lambda: processes.stopped(pid), hint=lambda: f"{pid} does not stand still")
 
 
+def drop_caches(*folders: Path) -> None:
+    """Forget the bytes of all files below the folders, and all names of this machine. Its other bytes stay cached:
+    else each process of a run would read its programs from the disk again."""
+    for folder in folders:
+        for path in folder.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                with contextlib.suppress(FileNotFoundError):  # a node that runs may remove it
+                    forget_bytes(path)
+    Path("/proc/sys/vm/drop_caches").write_text("2")
+
+
+def forget_bytes(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)  # what is not written yet can't be forgotten
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
 def one_each(host: Host) -> bool:
     """Return whether one FD store and one session serve the mount."""
     words = " ".join(host.processes().values())

@@ -11,7 +11,7 @@ import pytest
 from headrace.fuse import device
 from headrace.seal.catalogue import Catalogue, SealId
 from headrace.seal.mounted import seals_below
-from tests.integration.cli.host import Host, wait_until
+from tests.integration.cli.host import Host, drop_caches, wait_until
 
 from .cluster_fixture import ClusterFixture
 
@@ -54,8 +54,7 @@ def test_what_other_nodes_own_is_kept_and_each_byte_leaves_the_origin_once(
     assert records[0].id == records[1].id
     for host in cluster.hosts:
         host.kill_all()
-    with open("/proc/sys/vm/drop_caches", "w") as file:
-        file.write("3")
+    drop_caches(*(host.cache for host in cluster.hosts))
     for host in cluster.hosts:
         host.assert_right(mount=host.base / "sealed")
 

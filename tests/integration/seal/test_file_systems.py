@@ -14,7 +14,7 @@ from headrace.base.mount_table import mounted_at
 from headrace.fuse.device import unmount
 from headrace.seal.catalogue import Catalogue, SealId
 from headrace.seal.mounted import source_on_top
-from tests.integration.cli.host import Host, wait_until
+from tests.integration.cli.host import Host, drop_caches, wait_until
 from tests.integration.persist.conftest import Writer, settled, tree_of
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
@@ -87,11 +87,6 @@ def up_for_seals(host: Host) -> bool:
     return False
 
 
-def drop_caches() -> None:
-    os.sync()
-    Path("/proc/sys/vm/drop_caches").write_text("3")
-
-
 def test_a_seal_is_served_from_it(host: Host) -> None:
     if not up_for_seals(host):
         return
@@ -99,7 +94,7 @@ def test_a_seal_is_served_from_it(host: Host) -> None:
     host.ok("seal", host.mount, "--as", "all@1", "--in-place")
     host.ok("seal", "mount", "all@1", "--at", sealed)
     host.kill_all()
-    drop_caches()
+    drop_caches(host.cache)
     host.assert_right()
     host.assert_right(mount=sealed)
     host.assert_right(mount=sealed, mode="mmap")
@@ -117,7 +112,7 @@ def test_a_lazy_seal_becomes_whole_on_it(host: Host) -> None:
     wait_until(lambda: not catalogue.record(SealId("all", 1)).is_lazy)
     wait_until(lambda: source_on_top(str(sealed)).count(":") == 3)
     host.kill_all()
-    drop_caches()
+    drop_caches(host.cache)
     host.assert_right(mount=sealed)
 
 

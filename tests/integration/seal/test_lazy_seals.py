@@ -16,7 +16,7 @@ from headrace.cli.exit_codes import SOME_FAILED
 from headrace.fuse import device
 from headrace.seal.catalogue import Catalogue, SealId, SealRecord
 from headrace.seal.mounted import seals_below, source_on_top
-from tests.integration.cli.host import Host, wait_until
+from tests.integration.cli.host import Host, drop_caches, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(90)]
 ALL = SealId("all", 1)
@@ -29,10 +29,6 @@ def record_of(host: Host, seal: SealId = ALL) -> SealRecord:
 def layers(host: Host) -> list[int]:
     """Return the processes of lazy layers."""
     return [pid for pid, words in host.processes().items() if "headrace.fuse.lazy_main" in words]
-
-
-def drop_caches() -> None:
-    Path("/proc/sys/vm/drop_caches").write_text("3")
 
 
 def sealed_lazily(host: Host, *words: object) -> Path:
@@ -64,7 +60,7 @@ def test_missing_files_come_on_first_use_and_then_no_process_is_needed(host: Hos
     wait_until(lambda: not layers(host))
     assert source_on_top(str(sealed)).count(":") == 3
     host.kill_all()
-    drop_caches()
+    drop_caches(host.cache)
     host.assert_right(mount=sealed)
     host.up()
     assert host.json("seal", "make", host.mount, "--as", "all@2")["id"] == record_of(host).id
@@ -80,7 +76,7 @@ def test_a_part_of_a_large_file_is_never_read_with_holes(host: Host) -> None:
     with (host.mount / "images/large.tar").open("rb") as file:
         os.pread(file.fileno(), 100, 3 << 20)  # the cache file is there by now, with holes
     sealed = sealed_lazily(host)
-    drop_caches()
+    drop_caches(host.cache)
     host.assert_right("images/large.tar", mount=sealed)
     host.assert_right("images/large.tar", mode="mmap", mount=sealed)
 
@@ -135,7 +131,7 @@ def test_complete_loads_the_rest_and_mounts_the_whole(host: Host) -> None:
         assert opened.read() == (host.truth / "images/2/25.bin").read_bytes()
     wait_until(lambda: not layers(host))
     host.kill_all()
-    drop_caches()
+    drop_caches(host.cache)
     host.assert_right(mount=sealed)
 
 
@@ -206,7 +202,7 @@ def test_a_node_that_is_killed_while_it_renews_a_seal_leaves_one_that_serves(hos
     wait_until(mark.exists)
     host.wait_pid("node", other_than=first)
     wait_until(lambda: not record_of(host).is_lazy and not layers(host))
-    drop_caches()
+    drop_caches(host.cache)
     host.assert_right(mount=sealed)
     host.ok("seal", "verify", "all@1")
 
@@ -231,12 +227,12 @@ def test_a_lost_index_loses_no_missing_file(host: Host) -> None:
     host.kill_all()
     shutil.rmtree(host.cache / "index")
     host.up()
-    drop_caches()
+    drop_caches(host.cache)
     host.assert_right(mount=sealed)
     host.ok("seal", "complete", "all@1")
     wait_until(lambda: not layers(host))
     host.kill_all()
-    drop_caches()
+    drop_caches(host.cache)
     host.assert_right(mount=sealed)
 
 

@@ -17,7 +17,7 @@ from headrace.cli.exit_codes import SOME_FAILED
 from headrace.fuse import device
 from headrace.seal.mounted import seals_below
 from headrace.seal.replaced_file import locked
-from tests.integration.cli.host import READ_PAUSE_S, Host, wait_until
+from tests.integration.cli.host import READ_PAUSE_S, Host, drop_caches, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(90)]
 
@@ -54,7 +54,7 @@ def test_a_seal_is_read_when_nothing_of_headrace_runs(host: Host) -> None:
     assert tuple(row) == FIELDS["seal make"] and row["mounted"] == str(sealed)
     assert attributes(sealed) == attributes(host.mount)
     host.kill_all()
-    Path("/proc/sys/vm/drop_caches").write_text("3")
+    drop_caches(host.cache)
     host.assert_right(mount=sealed)
     with pytest.raises(OSError, match="Read-only"):
         (sealed / "new").write_text("x")
@@ -177,7 +177,7 @@ def test_sealed_files_outlive_their_objects_and_full_caches(host: Host) -> None:
         assert (host.mount / f"bulk/{number}").stat().st_size == (
             host.mount / f"bulk/{number}"
         ).read_bytes().__len__()
-    Path("/proc/sys/vm/drop_caches").write_text("3")
+    drop_caches(host.cache)
     for name, body in bodies.items():
         assert (sealed / name.removeprefix("images/")).read_bytes() == body, name
     assert host.json("seal", "verify", "images@1")["failed_files"] == 0
@@ -206,7 +206,7 @@ def test_an_overlay_over_a_seal_is_a_clone(host: Host) -> None:
         (clone / "0/8.bin").unlink()
         (clone / "1/new").write_bytes(b"new")
         host.kill_all()
-        Path("/proc/sys/vm/drop_caches").write_text("3")
+        drop_caches(host.cache, folders["upper"])
         assert (clone / "0/5.bin").read_bytes() == b"changed" + before[7:]
         assert (clone / "renamed").read_bytes() == (host.truth / "images/0/7.bin").read_bytes()
         assert sorted(os.listdir(clone / "0")) == [f"{number}.bin" for number in (0, 1, 2, 3, 4, 5, 6, 9)]
