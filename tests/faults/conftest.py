@@ -57,7 +57,7 @@ class Disk:
     def lose_sectors(self, keep_bytes: int) -> None:
         """What lies beyond is EIO to read, as on a disk with bad sectors; the page cache is dropped."""
         assert self._image is not None
-        os.sync()
+        run("sync", "--file-system", self.folder)
         os.truncate(self._image, keep_bytes)
         Path("/proc/sys/vm/drop_caches").write_text("3")
 
