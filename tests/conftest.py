@@ -93,9 +93,9 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, handler)
     worker: dict[str, Any] = getattr(config, "workerinput", {})  # xdist's
     if worker:
-        number = int(worker["workerid"].removeprefix("gw"))
+        place = int(worker["workerid"].removeprefix("gw"))
         gc.disable()  # until all tests are collected: it would look at syntax trees, and then at tests, again and again
-        compile_part(config, TESTS, number=number, count=worker["workercount"])
+        compile_part(config, TESTS, number=place, count=worker["workercount"])
 
 
 @pytest.fixture(scope="session", autouse=True)
