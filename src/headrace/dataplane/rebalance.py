@@ -90,6 +90,11 @@ class Rebalance:
     def running(self) -> bool:
         return bool(self._tasks)
 
+    @property
+    def broke_off(self) -> bool:
+        """Return whether the last walk failed, for a reason that is in the log."""
+        return not self.running and self._settled is not self._ring
+
     def on_view(self, view: ClusterView) -> None:
         """Begin a new walk when the ring has changed."""
         if view.ring is self._ring:

@@ -23,19 +23,27 @@ class Handover(Protocol):
     @property
     def running(self) -> bool: ...
 
+    @property
+    def broke_off(self) -> bool: ...
+
+    def check_all(self) -> None: ...
+
     def state(self, *, done: bool) -> JobState: ...
 
 
 async def drain(me: str, membership: Membership, handover: Handover) -> AsyncIterator[JobState]:
     """Drain this node, and yield the states of its handover. At the end other nodes have everything that it owned,
     except for files that failed. Raise UsageError when no other node can take over, also if the last one leaves or
-    drains meanwhile; then this node takes part again. me: the id of this node."""
+    drains meanwhile; then this node takes part again. Raise HeadraceError if the handover broke off, for a reason that
+    is in the log; another drain begins it anew. me: the id of this node."""
     _check_others(me, membership)
     await membership.drain()
     try:
         while any(member.id == me for member in membership.current_view().ring.members):
             _check_others(me, membership)
             await asyncio.sleep(POLL_S)  # until this node's view shows it as draining
+        if handover.broke_off:
+            handover.check_all()
         while handover.running:
             yield handover.state(done=False)
             await asyncio.sleep(POLL_S)
@@ -43,6 +51,12 @@ async def drain(me: str, membership: Membership, handover: Handover) -> AsyncIte
     except UsageError:
         await _end_drain(membership)
         raise
+    if handover.broke_off:
+        raise HeadraceError(
+            "node drain",
+            why="the handover of its files broke off",
+            hint="see the node's log, and drain it again",
+        )
     yield handover.state(done=True)
 
 

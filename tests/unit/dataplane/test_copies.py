@@ -296,6 +296,23 @@ async def test_a_file_that_its_new_owner_refused_is_offered_again(world: NodesFi
     assert world.origin.bytes_read == before
 
 
+@pytest.mark.expected_warnings("a background task failed")
+async def test_a_walk_that_fails_broke_off_until_another_one_ends(
+    world: NodesFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rebalance = next(iter(world.nodes.values())).rebalance
+    assert not rebalance.broke_off
+    with monkeypatch.context() as patches:
+        patches.setattr(rebalance, "_whole_first", lambda: 1 / 0)
+        rebalance.on_view(world.view)
+        assert not rebalance.broke_off
+        await rebalance.wait()
+    assert rebalance.broke_off
+    rebalance.check_all()
+    await rebalance.wait()
+    assert not rebalance.broke_off
+
+
 async def test_a_file_that_its_owner_evicted_comes_from_the_copy(world: NodesFixture) -> None:
     """A policy that wants fewer copies must not read the origin: the nodes that drop theirs have the files."""
     await read_at_owners(world)

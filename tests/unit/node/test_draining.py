@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from headrace.base.errors import NodeIdTakenError, UsageError
+from headrace.base.errors import HeadraceError, NodeIdTakenError, UsageError
 from headrace.base.tasks import OwnedTasks
 from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.membership import Membership
@@ -18,7 +18,10 @@ from headrace.wire.messages import JobState
 
 
 class NothingToHandOver:
-    running = False
+    running = broke_off = False
+
+    def check_all(self) -> None:
+        raise AssertionError("the handover did not break off")
 
     def state(self, *, done: bool) -> JobState:
         return JobState(done, 0, 0, 0, 0, 0, [], False)
@@ -67,6 +70,27 @@ async def test_a_node_is_drained_where_another_takes_over() -> None:
     assert await drained(member)
     assert [owner.id for owner in member.current_view().ring.members] == ["a"]
     assert await drained(member)  # the command is repeated
+    await member.stop()
+
+
+class BrokenHandover(NothingToHandOver):
+    """Breaks off some times, and then succeeds."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.broke_off = True
+
+    def check_all(self) -> None:
+        self.broke_off = self.failures > 0
+        self.failures -= 1
+
+
+async def test_a_handover_that_broke_off_is_no_success_and_another_drain_begins_it_anew() -> None:
+    _, member = await cluster_of(info("a"))
+    handover = BrokenHandover(failures=1)
+    with pytest.raises(HeadraceError, match="broke off"):
+        await drained(member, handover=handover)
+    assert await drained(member, handover=handover)
     await member.stop()
 
 
