@@ -132,7 +132,12 @@ def same_everywhere(cluster: ClusterFixture) -> None:
 
 
 def same(writer: Writer, truth: dict[str, str]) -> None:
-    wait_until(lambda: writer.tree() == truth, 30.0, hint=lambda: short(writer.tree(), truth))
+    """Wait until another node shows what a node has written."""
+
+    def shown() -> dict[str, str]:
+        return writer.tree(is_changed_elsewhere=True)
+
+    wait_until(lambda: shown() == truth, 30.0, hint=lambda: short(shown(), truth))
 
 
 def short(shown: dict[str, str], truth: dict[str, str]) -> str:

@@ -54,11 +54,14 @@ class Writer:
             text=True,
         )
 
-    def tree(self) -> dict[str, str]:
+    def tree(self, *, is_changed_elsewhere: bool = False) -> dict[str, str]:
         """Name → "dir", or the bytes of a file, as hex; of all that the mount shows. Looks again where a name goes
-        between the look at its folder and its open, as another node removed it; not for ever."""
+        between the look at its folder and its open, as another node removed it; not for ever. is_changed_elsewhere: so
+        it does for ESTALE, which a reader may get until its node hears of a change (docs/semantics/nodes.md)."""
+        passing = "(errno.ENOENT, errno.ESTALE)" if is_changed_elsewhere else "(errno.ENOENT,)"
         tree: dict[str, str] = json.loads(
             self.run(
+                f"passing = {passing}\n"
                 """
 import time
 
@@ -76,8 +79,8 @@ for left in reversed(range(10)):
     try:
         print(json.dumps(tree()))
         break
-    except FileNotFoundError:
-        if left == 0:
+    except OSError as error:
+        if left == 0 or error.errno not in passing:
             raise
         time.sleep(0.2)
 """
