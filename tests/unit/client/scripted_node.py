@@ -53,17 +53,26 @@ class ScriptedNode:
                 self._run(self._serve, connection)
 
     def _serve(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError), connection:
-            while header := _exactly(connection, frame.HEADER_BYTES):
-                request = frame.decode_request(_exactly(connection, frame.body_length(header)))
-                self.requests.append(request)
-                answers = self._welcomes() if isinstance(request, Hello) else self.answer(request)
-                if self.raw is not None and not isinstance(request, Hello):
-                    connection.sendall(self.raw)
-                    return
-                for answer in answers:
-                    _send_in_pieces(connection, frame.encode(answer))
-            self.left.release()
+        with connection:
+            try:
+                client_left = self._answer_all(connection)
+            except OSError:  # it closed the connection in the middle of an answer
+                client_left = True
+            if client_left:
+                self.left.release()
+
+    def _answer_all(self, connection: socket.socket) -> bool:
+        """Answer until the client closes the connection. Return False if this node ends it."""
+        while header := _exactly(connection, frame.HEADER_BYTES):
+            request = frame.decode_request(_exactly(connection, frame.body_length(header)))
+            self.requests.append(request)
+            answers = self._welcomes() if isinstance(request, Hello) else self.answer(request)
+            if self.raw is not None and not isinstance(request, Hello):
+                connection.sendall(self.raw)
+                return False
+            for answer in answers:
+                _send_in_pieces(connection, frame.encode(answer))
+        return True
 
     def _welcomes(self) -> list[Message]:
         return [] if self.welcome is None else [self.welcome]
