@@ -267,9 +267,9 @@ class SyncJournal:
             finally:
                 os.close(log_fd)
 
-    def drop(self, *paths: bytes) -> None:
-        """Delete the rows of paths, in one transaction."""
-        self._write(_deletion(paths))
+    def drop(self, *paths: bytes, also: Sequence[_Change] = ()) -> None:
+        """Delete the rows of paths, in one transaction. also: further statements of it."""
+        self._write(("DELETE FROM known WHERE path = ?", [(path,) for path in paths]), *also)
         for path in paths:
             self._cache(path, None)
             self.unsure.discard(path)
@@ -282,9 +282,8 @@ class SyncJournal:
             version = row.version
             values = path, row.inode, row.ctime_ns, version.size_bytes, version.mtime_ns, version.token
             with contextlib.suppress(NoSpaceError):
-                self._write(
-                    _deletion([path]), (_ADD_DEMOTED, [values]), (_DROP_OLD_DEMOTED, [(DEMOTED_ROWS_MAX,)])
-                )
+                self.drop(path, also=[(_ADD_DEMOTED, [values]), (_DROP_OLD_DEMOTED, [(DEMOTED_ROWS_MAX,)])])
+                return
         self.drop(path)
 
     def demoted(self, path: bytes, inode: int, ctime_ns: int) -> Version | None:
@@ -413,10 +412,6 @@ def _translated(path: str, error: sqlite3.Error) -> StoreError | NoSpaceError:
     is_reported = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
     full = is_reported or not disk.f_bavail or not disk.f_favail
     return (NoSpaceError if full else StoreError)(f"table {path} can't be used", why=str(error))
-
-
-def _deletion(paths: Iterable[bytes]) -> _Change:
-    return "DELETE FROM known WHERE path = ?", [(path,) for path in paths]
 
 
 def _values(row: JournalRecord) -> tuple[bytes, int, int, int, int, int, int, str, bool]:
