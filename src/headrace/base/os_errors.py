@@ -93,6 +93,11 @@ def translating_os_errors(path: bytes | str, table: OsErrorTable = UPPER_LAYER) 
         raise table.translate(error, os.fsdecode(path)) from None
 
 
+def unread_error(path: bytes, error: OSError) -> StoreError:
+    """Return the error for a path of the upper layer that its disk can't read or change now."""
+    return StoreError(os.fsdecode(path), why=os.strerror(error.errno or 0))
+
+
 def read_only(path: str) -> ReadOnlyError:
     """Return the error for a path whose write mode is off."""
     return ReadOnlyError(path, why=_MODE_IS_OFF.why, hint=_MODE_IS_OFF.hint)

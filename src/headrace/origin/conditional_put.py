@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,7 +25,7 @@ from headrace.base.errors import ConflictError, HeadraceError, OriginDeniedError
 from headrace.origin.object_calls import Stores, WithHeaders, can_match, translated
 from headrace.origin.object_pages import ObjectPages
 from headrace.origin.obstore_errors import translate_put
-from headrace.origin.origin import HIDDEN, Absent, Condition
+from headrace.origin.origin import HIDDEN, Absent, Condition, hidden_name
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutMode
@@ -153,7 +152,7 @@ class ConditionalPuts:
             log.info("leftovers of earlier probes can't be listed url=%s why=%s", self._url, error)
 
     def _probe_path(self) -> str:
-        return self._full(f"{HIDDEN}{secrets.token_hex(8)}")
+        return self._full(hidden_name())
 
     async def _put(self, store: ObjectStore, path: str, mode: PutMode | None) -> str:
         """Put the temporary object and return its token; in parts if mode is None."""

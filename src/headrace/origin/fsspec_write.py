@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import secrets
 from collections.abc import Callable
 from typing import Any
 
 from headrace.base.errors import BucketNotFoundError, IsADirectoryPathError, NotADirectoryPathError
 from headrace.origin.commit_point import CommitPoint
-from headrace.origin.origin import HIDDEN, PutSource
+from headrace.origin.origin import PutSource, hidden_name
 
 SINGLE_MAX_BYTES = 64 << 20
 PART_BYTES = 16 << 20
@@ -76,7 +75,7 @@ def _write_and_rename(
     files: Any, path: str, source: PutSource, check: Callable[[], None], commit: CommitPoint
 ) -> None:
     parent, _, _ = path.rpartition("/")
-    hidden = f"{parent}/{HIDDEN}{secrets.token_hex(8)}"
+    hidden = f"{parent}/{hidden_name()}"
     try:
         with files.open(hidden, "wb") as out:
             _copy(out, source, commit)

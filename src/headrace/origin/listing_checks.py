@@ -6,7 +6,6 @@ with its first names only, and with no token that continues the listing.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from headrace.base.errors import OriginDeniedError, OriginError, OriginUnavailab
 from headrace.origin.object_calls import Stores, head_object, translated, within
 from headrace.origin.object_pages import ObjectPages
 from headrace.origin.obstore_errors import translate_listing
-from headrace.origin.origin import HIDDEN
+from headrace.origin.origin import hidden_name
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -62,7 +61,7 @@ class ListingChecks:
         self._stores = stores
         self._full = full
         self.needs_second_page = can_continue
-        """Whether no listing of this store had a second page yet. It shows that the store continues its listings."""
+        """True until a listing of this store had a second page: then the store continues its listings."""
         self._proved_until_s = float("-inf")
 
     def receive(self, received: ReceivedKeys, metas: Sequence[ObjectMeta]) -> None:
@@ -86,7 +85,7 @@ class ListingChecks:
         if monotonic_s() < self._proved_until_s:
             return
         target = f"{self._url}/{key}"
-        name = f"{HIDDEN}{secrets.token_hex(8)}"
+        name = hidden_name()
         async with within(deadline, target):
             try:
                 with translated(target):

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import Attributes, Version
 from headrace.origin.commit_point import CommitPoint
-from headrace.origin.origin import HIDDEN, Absent, Condition, PutSource, check_condition
+from headrace.origin.origin import HIDDEN, Absent, Condition, PutSource, check_condition, hidden_name
 from headrace.origin.source import FilePutSource
 
 STALE_S = 24 * 3600
@@ -111,7 +110,7 @@ def _put_in(
     if old is not None and not stat.S_ISREG(old.st_mode):
         raise IsADirectoryPathError(target, why="a directory or special file has this name")
     check_condition(target, condition, None if old is None else version_of(old))
-    temporary = directory.at(f"/{HIDDEN}{secrets.token_hex(8)}".encode())
+    temporary = directory.at(f"/{hidden_name()}".encode())
     file = temporary.open(os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         fill(file, source, commit)

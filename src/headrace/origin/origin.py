@@ -8,6 +8,7 @@ behind.
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,6 +21,7 @@ from headrace.base.model import Attributes as Attributes
 
 HIDDEN = ".headrace-put-"
 """Prefix of temporary names during a put. No listing shows them."""
+
 
 NO_CREDENTIALS = "no credentials found"
 """Cause of an OriginDeniedError: the service that gives a host its credentials does not answer."""
@@ -153,6 +155,11 @@ def check_new_key(target: str, key: str) -> None:
         raise NotSupportedError(
             target, why=f"names that begin with {HIDDEN} are reserved for puts in progress"
         )
+
+
+def hidden_name() -> str:
+    """Return a temporary name. No object has it, and no other call returns it."""
+    return f"{HIDDEN}{secrets.token_hex(8)}"
 
 
 def check_key_length(url: str, key: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import urllib.parse
 from collections.abc import AsyncIterator
 from html.parser import HTMLParser
@@ -25,7 +24,7 @@ from headrace.base.tasks import all_of
 from headrace.origin.object_calls import Stores, translated, version_of, within
 from headrace.origin.object_store import ObjectStoreOrigin
 from headrace.origin.obstore_errors import is_unauthenticated
-from headrace.origin.origin import HIDDEN, ListPage
+from headrace.origin.origin import ListPage, hidden_name
 from headrace.origin.read_only import ReadOnlyCalls
 
 log = logging.getLogger(__name__)
@@ -145,7 +144,7 @@ class WebOrigin(ReadOnlyCalls, ObjectStoreOrigin):
         names = await self._page_names(key, key, deadline)
         if names is None:
             raise NotSupportedError(target, why="the server shows no index of this directory")
-        missing = f"{HIDDEN}{secrets.token_hex(8)}"
+        missing = hidden_name()
         try:
             others = await self._page_names(f"{key}/{missing}" if key else missing, key, deadline)
         except HeadraceError as error:

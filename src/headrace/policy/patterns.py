@@ -25,7 +25,7 @@ _BRACKETS = re.compile(r"\\.|\[\^?\]?[^\]]*\]", re.DOTALL)
 _GIT_BRACKETS = re.compile(r"\\.|\[[!^]?\]?(?:\[:[^\]]*:\]|\\.|[^\]\\])*(?:\]|\Z)", re.DOTALL)
 """The same, as git reads it: a bracket with a backslash before it is no end."""
 _UNLIKE_GIT = re.compile(r"\\|\[:")
-"""What brackets may not have: the library takes a backslash and a class, as [:alpha:], for plain characters."""
+"""Matches what brackets may not have: the library takes a backslash and a class, as [:alpha:], for plain characters."""
 
 
 class PathPatterns:

@@ -53,11 +53,6 @@ def mark_verified(image_path: str, digest: str, mark: str) -> None:
         _write(mark, _describe(image.fileno(), digest))
 
 
-def decode_mark(raw: bytes) -> VerifiedImage:
-    """Decode a mark. Raises msgspec.MsgspecError."""
-    return decode_json(raw, VerifiedImage)
-
-
 def _describe(image: int, digest: str) -> VerifiedImage:
     status = os.fstat(image)
     return VerifiedImage(
@@ -77,7 +72,7 @@ def _read(path: str) -> VerifiedImage | None:
         with open(path, "rb", opener=unfollowed) as file:
             status = os.fstat(file.fileno())
             if stat.S_ISREG(status.st_mode) and is_trusted(status.st_uid) and not status.st_mode & 0o022:
-                return decode_mark(file.read(MARK_BYTES_MAX))
+                return decode_json(file.read(MARK_BYTES_MAX), VerifiedImage)
     return None
 
 

@@ -8,7 +8,8 @@ import os
 from collections.abc import Iterable
 
 from headrace.base.clock import monotonic_s
-from headrace.base.errors import HeadraceError, StoreError
+from headrace.base.errors import HeadraceError
+from headrace.base.os_errors import unread_error
 from headrace.overlay.hiding import hide_missing
 from headrace.writeback.action import file_at
 from headrace.writeback.dirty_set import DirtySet
@@ -63,7 +64,7 @@ class ChangeTracker:
     def note_unread(self, path: bytes, error: OSError) -> HeadraceError:
         """Mark a path as dirty that the disk can't read or change now, and return the error. It is tried again after
         pauses. The log names it once."""
-        why = error if isinstance(error, HeadraceError) else _error_of(path, error)
+        why = error if isinstance(error, HeadraceError) else unread_error(path, error)
         now_s = monotonic_s()
         entry = self.dirty.get(path) or self.dirty.add(path, now_s)
         if not entry.is_unread:
@@ -107,7 +108,3 @@ class ChangeTracker:
                     hidden += [] if top is None else [top]
         self.changed_here(hidden)
         return errors
-
-
-def _error_of(path: bytes, error: OSError) -> StoreError:
-    return StoreError(os.fsdecode(path), why=os.strerror(error.errno or 0))

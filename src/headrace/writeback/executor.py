@@ -21,6 +21,7 @@ from headrace.base.errors import (
 )
 from headrace.base.keyed_lock import KeyedLock
 from headrace.base.namespace_path import split
+from headrace.base.os_errors import unread_error
 from headrace.namespace.namespace import Namespace
 from headrace.writeback.action import WriteBackCounts, by_depth, file_at
 from headrace.writeback.changes import ChangeTracker
@@ -233,7 +234,7 @@ class SyncExecutor:
                 return error
             except OSError as error:
                 if error.errno not in CHANGED_ERRORS:
-                    failure = StoreError(os.fsdecode(path), why=os.strerror(error.errno or 0))
+                    failure = unread_error(path, error)
                     self._note_failure(path, failure)
                     return failure
                 # a session or a program changed the layer meanwhile

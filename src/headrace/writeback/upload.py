@@ -32,6 +32,7 @@ from headrace.base.errors import (
 )
 from headrace.base.group_commit import GroupCommit
 from headrace.base.model import ObjectMetadata, Version
+from headrace.base.os_errors import unread_error
 from headrace.namespace.namespace import Namespace
 from headrace.origin.origin import Condition, Origin
 from headrace.origin.retry import PATIENCE_S
@@ -376,7 +377,7 @@ def _not_opened(path: bytes, error: OSError) -> FileInUseError | StoreError:
     """Return why a file that exists cannot be uploaded now."""
     if error.errno == errno.EWOULDBLOCK:
         return FileInUseError(os.fsdecode(path), why="a program has a lease on it")
-    return StoreError(os.fsdecode(path), why=os.strerror(error.errno or 0))
+    return unread_error(path, error)
 
 
 def _open_file(safe_path: SafePath) -> int | None:

@@ -37,15 +37,7 @@ from headrace.base.model import block_pieces
 from headrace.base.tokens import Tokens
 from headrace.http.node_connection import Address, HttpConnection, HttpResponse, is_alive
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
-from headrace.wire.api import (
-    SUMS_HEADER,
-    SUMS_WORD,
-    Cluster,
-    NewJob,
-    Problem,
-    Value,
-    operation,
-)
+from headrace.wire.api import SUMS_HEADER, SUMS_WORD, Cluster, NewJob, Problem, Value, operation
 
 log = logging.getLogger(__name__)
 

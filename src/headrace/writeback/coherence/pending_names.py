@@ -8,9 +8,9 @@ import os
 import stat
 from collections.abc import Awaitable, Callable, Iterable
 
-from headrace.base.errors import StoreError
 from headrace.base.model import Version
 from headrace.base.namespace_path import join, split
+from headrace.base.os_errors import unread_error
 from headrace.base.write_modes import WriteMode
 from headrace.namespace.mounts import MountTable
 from headrace.overlay.lease_marks import DirectoryFlags
@@ -206,7 +206,7 @@ class OwnVersions:
             try:
                 entry = own_entry(self._upper.at(path), split(path)[1])
             except OSError as error:
-                raise StoreError(os.fsdecode(path), why=os.strerror(error.errno or 0)) from error
+                raise unread_error(path, error) from error
             if (entry.inode, entry.ctime_ns) != (pending.inode, pending.ctime_ns):
                 return None
             await self._persist(path)

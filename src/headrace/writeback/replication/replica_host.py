@@ -21,6 +21,7 @@ from headrace.base.beneath import Root
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError, PeerError, StoreError, UsageError
 from headrace.base.model import Version
+from headrace.base.os_errors import unread_error
 from headrace.base.tasks import all_of, ended
 from headrace.overlay.durable_writes import flush_folder
 from headrace.overlay.pending_version import PendingVersion
@@ -122,7 +123,7 @@ class ReplicaHost:
         try:
             return copy_of(tree.at(path))[:2] == (pending.inode, pending.ctime_ns)
         except OSError as error:
-            raise StoreError(os.fsdecode(path), why=os.strerror(error.errno or 0)) from error
+            raise unread_error(path, error) from error
 
     def resolve_version(self, path: bytes, pending: PendingVersion) -> Version | None:
         """Return `persisted_version`. Raises ClusterUnavailableError if this node has a replica of that version that is

@@ -4,10 +4,9 @@ durability that it provides."""
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterable
 
-from headrace.base.errors import StoreError
+from headrace.base.os_errors import unread_error
 from headrace.base.tasks import OwnedTasks
 from headrace.base.write_modes import WriteModes
 from headrace.overlay.upper import Upper
@@ -84,6 +83,6 @@ class ReplicatedDurability(LocalDurability):
         try:
             paths = [below for below, _ in self._upper.walk(path)] or [path]
         except OSError as error:
-            raise StoreError(os.fsdecode(path), why=os.strerror(error.errno or 0)) from error
+            raise unread_error(path, error) from error
         self._note(paths)
         await asyncio.gather(*(self._replicator.secure(below, copies) for below in paths))

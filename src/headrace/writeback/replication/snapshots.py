@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import time
 
 from headrace.base.errors import StoreError
+from headrace.base.os_errors import unread_error
 from headrace.overlay.snapshot import EntryType, Snapshot, take
 from headrace.overlay.syscalls import CTIME_TICK_NS
 from headrace.writeback.planner import StepPlanner
@@ -45,7 +45,7 @@ class Snapshots:
             return [path for path, _ in self._upper.walk(unread=unread) if self._modes.copies(path) > 1]
 
         names = await asyncio.get_running_loop().run_in_executor(self._threads, walk)
-        return names, {path: _error_of(path, error) for path, error in unread.items()}
+        return names, {path: unread_error(path, error) for path, error in unread.items()}
 
     async def of(self, path: bytes) -> Snapshot:
         """Return the snapshot of a path. It is GONE if the path is persisted, has no replicas or does not exist. Raises
@@ -67,7 +67,7 @@ class Snapshots:
             return taken
         except OSError as error:
             if error.errno not in GONE_ERRORS:
-                raise _error_of(path, error) from error
+                raise unread_error(path, error) from error
             return Snapshot(path, EntryType.GONE)
 
     def _cache_checksums(self, taken: Snapshot) -> None:
@@ -78,7 +78,3 @@ class Snapshots:
             self._with_checksums[taken.inode] = taken
             if len(self._with_checksums) > CHECKSUMS_CACHED_MAX:
                 del self._with_checksums[next(iter(self._with_checksums))]
-
-
-def _error_of(path: bytes, error: OSError) -> StoreError:
-    return StoreError(os.fsdecode(path), why=os.strerror(error.errno or 0))
