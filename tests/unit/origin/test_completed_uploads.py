@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
 import urllib.parse
 from collections.abc import Iterator
 
@@ -18,6 +16,7 @@ from headrace.origin.retry import RetryOrigin
 from headrace.origin.source import BytesPutSource
 from headrace.origin.upload import Sizes
 from tests.conformance.origin.origin_suite import opened, soon
+from tests.unit.origin.stand_in_store import StandInHandler, StandInStore, s3_options, serving
 
 pytestmark = pytest.mark.real_time  # obstore waits for the server in threads of its own
 
@@ -31,14 +30,12 @@ def failure(code: str) -> bytes:
     return f"<Error><Code>{code}</Code><Message>by plan</Message></Error>".encode()
 
 
-class _Store(http.server.ThreadingHTTPServer):
+class _Store(StandInStore):
     """A bucket with one object. completions: the pieces of the next answers to completed uploads, and whether each of
     those uploads is done."""
 
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]) -> None:
-        super().__init__(address, handler)
+    def __init__(self, handler: type[StandInHandler]) -> None:
+        super().__init__(handler)
         self.completions: list[tuple[list[bytes], bool]] = []
         self.completed = 0
         self.parts: dict[int, bytes] = {}
@@ -46,12 +43,8 @@ class _Store(http.server.ThreadingHTTPServer):
         self.object: tuple[bytes, dict[str, str]] | None = None
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(StandInHandler):
     server: _Store
-
-    def log_message(self, format: str, *args: object) -> None:
-        return None
 
     def do_HEAD(self) -> None:
         if self.server.object is None:
@@ -109,17 +102,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def store() -> Iterator[_Store]:
-    with _Store(("127.0.0.1", 0), _Handler) as listening:
-        thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
+    with serving(_Store(_Handler)) as listening:
         yield listening
-        listening.shutdown()
-        thread.join()
 
 
 def attach(store: _Store) -> Origin:
-    url, endpoint = "s3://bucket", f"http://127.0.0.1:{store.server_address[1]}"
-    options = parse_options(url, {"endpoint": endpoint, "access_key_id": "a", "secret_access_key": "b"})
+    url = "s3://bucket"
+    options = parse_options(url, s3_options(store))
     stores = cloud.s3_stores(url, "bucket", options)
     origin = ObjectStoreOrigin(url, stores, "", sizes=Sizes(MIB, MIB))
     return RetryOrigin(origin)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import http.server
 import random
-import threading
 from collections.abc import Iterator
 from email.utils import formatdate
 
@@ -13,12 +11,9 @@ import pytest
 
 from headrace.base.errors import HeadraceError, PathNotFoundError
 from headrace.base.model import Attributes
-from headrace.origin import cloud
-from headrace.origin.object_store import ObjectStoreOrigin
-from headrace.origin.options import parse_options
-from headrace.origin.origin import Origin
 from headrace.origin.source import BytesPutSource
 from tests.conformance.origin.origin_suite import listing_of, opened, soon
+from tests.unit.origin.stand_in_store import StandInHandler, StandInStore, attach_gcs, serving
 
 pytestmark = pytest.mark.real_time  # obstore waits for the server in threads of its own
 
@@ -32,22 +27,17 @@ LISTED = (
 ).encode()
 
 
-class _Store(http.server.ThreadingHTTPServer):
+class _Store(StandInStore):
     """A bucket with one object, f. may_serve_stored: whether Accept-Encoding is heeded. names_length: whether a whole
     object's answer has a Content-Length; GCS sends large ones without."""
 
-    daemon_threads = True
     may_serve_stored, names_length = True, True
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(StandInHandler):
     """Answers as "Transcoding of gzip-compressed files" in the documentation of Cloud Storage says."""
 
-    protocol_version = "HTTP/1.1"
     server: _Store
-
-    def log_message(self, format: str, *args: object) -> None:
-        return None
 
     def do_GET(self) -> None:
         if self.path.startswith("/bucket?"):
@@ -100,24 +90,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def store() -> Iterator[_Store]:
-    with _Store(("127.0.0.1", 0), _Handler) as listening:
-        thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
+    with serving(_Store(_Handler)) as listening:
         yield listening
-        listening.shutdown()
-        thread.join()
-
-
-def attach(store: _Store) -> Origin:
-    url, endpoint = "gs://bucket", f"http://127.0.0.1:{store.server_address[1]}"
-    options = parse_options(url, {"endpoint": endpoint, "token": "any"})
-    return ObjectStoreOrigin(url, cloud.gcs_stores(url, "bucket", options), "")
 
 
 @pytest.mark.parametrize("names_length", [True, False])
 async def test_a_compressed_object_is_read_as_it_is_stored(store: _Store, names_length: bool) -> None:
     store.names_length = names_length
-    async with opened(attach(store)) as origin:
+    async with opened(attach_gcs(store)) as origin:
         info = await origin.head("f", deadline=soon())
         assert (await listing_of(origin, "")).objects == {"f": info.version}
         for start, end in ((0, len(STORED)), (0, 1), (1000, 3000), (len(STORED) - 1, len(STORED))):
@@ -129,14 +109,14 @@ async def test_a_compressed_object_is_read_as_it_is_stored(store: _Store, names_
 
 async def test_a_missing_object_is_missing(store: _Store) -> None:
     """A server that compresses its listings would hide whether the bucket exists."""
-    async with opened(attach(store)) as origin:
+    async with opened(attach_gcs(store)) as origin:
         with pytest.raises(PathNotFoundError):
             await origin.head("missing", deadline=soon())
 
 
 async def test_a_compressed_object_without_a_length_can_be_replaced(store: _Store) -> None:
     store.names_length = False
-    async with opened(attach(store)) as origin:
+    async with opened(attach_gcs(store)) as origin:
         version = (await origin.head("f", deadline=soon())).version
         put = origin.put(
             "f", BytesPutSource(b"new"), condition=version, attributes=Attributes(), deadline=soon()
@@ -146,7 +126,7 @@ async def test_a_compressed_object_without_a_length_can_be_replaced(store: _Stor
 
 async def test_a_decompressed_answer_is_refused(store: _Store) -> None:
     """A proxy may drop Accept-Encoding."""
-    async with opened(attach(store)) as origin:
+    async with opened(attach_gcs(store)) as origin:
         version = (await origin.head("f", deadline=soon())).version
         store.may_serve_stored = False
         for start, end in ((0, len(STORED)), (0, 1), (1000, 3000)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import http.server
 import threading
 from collections.abc import Iterator
 
@@ -12,11 +11,8 @@ import pytest
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import DeadlineExceededError
-from headrace.origin import cloud
-from headrace.origin.object_store import ObjectStoreOrigin
-from headrace.origin.options import parse_options
-from headrace.origin.origin import Origin
 from tests.conformance.origin.origin_suite import listing_of, opened
+from tests.unit.origin.stand_in_store import StandInHandler, StandInStore, attach_s3, serving
 
 pytestmark = pytest.mark.real_time  # obstore waits for the server in threads of its own
 
@@ -25,20 +21,14 @@ LISTING = b"""<?xml version="1.0"?><ListBucketResult><Name>bucket</Name><IsTrunc
 </ListBucketResult>"""
 
 
-class _Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]) -> None:
-        super().__init__(address, handler)
+class _Server(StandInStore):
+    def __init__(self, handler: type[StandInHandler]) -> None:
+        super().__init__(handler)
         self.may_answer, self.answered = threading.Event(), threading.Event()
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(StandInHandler):
     server: _Server
-
-    def log_message(self, format: str, *args: object) -> None:
-        return None
 
     def do_GET(self) -> None:
         self.server.may_answer.wait(60)
@@ -52,27 +42,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[_Server]:
-    with _Server(("127.0.0.1", 0), _Handler) as listening:
-        thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
+    with serving(_Server(_Handler)) as listening:
         yield listening
-        listening.shutdown()
-        thread.join()
-
-
-def attach(server: _Server) -> Origin:
-    options = {
-        "endpoint": f"http://127.0.0.1:{server.server_address[1]}",
-        "access_key_id": "a",
-        "secret_access_key": "b",
-    }
-    url = "s3://bucket"
-    return ObjectStoreOrigin(url, cloud.s3_stores(url, "bucket", parse_options(url, options)), "")
 
 
 async def test_listings_work_after_a_page_came_too_late(server: _Server) -> None:
     """obstore's pool of connections broke when Python freed the late listing, and each later call failed."""
-    async with opened(attach(server)) as origin:
+    async with opened(attach_s3(server)) as origin:
         with pytest.raises(DeadlineExceededError) as raised:  # its traceback holds the frames of the listing
             async for _ in origin.list_directory("", deadline=Deadline.after(0.2)):
                 pass

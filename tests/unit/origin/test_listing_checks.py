@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import http.server
-import threading
 import urllib.parse
 from collections.abc import Iterator
 from xml.sax.saxutils import escape
@@ -12,36 +10,31 @@ from xml.sax.saxutils import escape
 import pytest
 
 from headrace.base.errors import OriginError, OriginUnavailableError
-from headrace.origin import cloud, listing_checks
-from headrace.origin.object_store import PAGE, WASTE_MAX, ObjectStoreOrigin
-from headrace.origin.options import parse_options
+from headrace.origin import listing_checks
+from headrace.origin.object_store import PAGE, WASTE_MAX
 from headrace.origin.origin import Origin
 from tests.conformance.origin.origin_suite import listing_of, opened
+from tests.unit.origin.stand_in_store import StandInHandler, StandInStore, attach_gcs, attach_s3, serving
 
 pytestmark = pytest.mark.real_time  # obstore waits for the server in threads of its own
 
 PAGE_OF_A_PORTAL = b"<html><body>Please sign in.</body></html>"
 
 
-class _Store(http.server.ThreadingHTTPServer):
+class _Store(StandInStore):
     """A bucket. keys: in the order of their bytes. has_tokens: whether it continues listings. heeds_start: whether a
     listing begins behind start-after. is_portal: whether a page with status 200 answers each request."""
 
-    daemon_threads = True
     has_tokens, heeds_start, is_portal = True, True, False
 
-    def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]) -> None:
-        super().__init__(address, handler)
+    def __init__(self, handler: type[StandInHandler]) -> None:
+        super().__init__(handler)
         self.keys: list[str] = []
         self.listings, self.heads = 0, 0
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(StandInHandler):
     server: _Store
-
-    def log_message(self, format: str, *args: object) -> None:
-        return None
 
     def do_HEAD(self) -> None:
         self.server.heads += 1
@@ -102,12 +95,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def store() -> Iterator[_Store]:
-    with _Store(("127.0.0.1", 0), _Handler) as listening:
-        thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
+    with serving(_Store(_Handler)) as listening:
         yield listening
-        listening.shutdown()
-        thread.join()
 
 
 @pytest.fixture(params=["s3", "gs"])
@@ -116,12 +105,7 @@ def scheme(request: pytest.FixtureRequest) -> str:
 
 
 def attach(store: _Store, scheme: str = "s3") -> Origin:
-    url, endpoint = f"{scheme}://bucket", f"http://127.0.0.1:{store.server_address[1]}"
-    if scheme == "gs":
-        options = parse_options(url, {"endpoint": endpoint, "token": "any"})
-        return ObjectStoreOrigin(url, cloud.gcs_stores(url, "bucket", options), "")
-    options = parse_options(url, {"endpoint": endpoint, "access_key_id": "a", "secret_access_key": "b"})
-    return ObjectStoreOrigin(url, cloud.s3_stores(url, "bucket", options), "")
+    return attach_gcs(store) if scheme == "gs" else attach_s3(store)
 
 
 def files(count: int, directory: str = "") -> list[str]:

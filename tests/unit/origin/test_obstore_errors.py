@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -11,29 +9,22 @@ import pytest
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, OriginDeniedError, OriginUnavailableError
 from headrace.base.model import Attributes, Version
-from headrace.origin import cloud
-from headrace.origin.object_store import ObjectStoreOrigin
-from headrace.origin.options import parse_options
 from headrace.origin.origin import Absent, Condition, Origin
 from headrace.origin.source import BytesPutSource
 from tests.conformance.origin.origin_suite import listing_of, opened, soon
+from tests.unit.origin.stand_in_store import StandInHandler, StandInStore, attach_s3, serving
 
 pytestmark = pytest.mark.real_time  # obstore waits for the server in threads of its own
 
 VERSION = Version(5, 10**9, '"0123456789abcdef0123456789abcdef"')
 
 
-class _Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
+class _Server(StandInStore):
     status, body = 200, b""
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(StandInHandler):
     server: _Server
-
-    def log_message(self, format: str, *args: object) -> None:
-        return None
 
     def _answer(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -49,19 +40,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[_Server]:
-    with _Server(("127.0.0.1", 0), _Handler) as listening:
-        thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
+    with serving(_Server(_Handler)) as listening:
         yield listening
-        listening.shutdown()
-        thread.join()
-
-
-def attach(server: _Server) -> Origin:
-    endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    options = {"endpoint": endpoint, "access_key_id": "a", "secret_access_key": "b"}
-    url = "s3://bucket"
-    return ObjectStoreOrigin(url, cloud.s3_stores(url, "bucket", parse_options(url, options)), "")
 
 
 def answer(server: _Server, status: int, code: str) -> None:
@@ -91,7 +71,7 @@ async def test_an_answer_that_asks_for_another_attempt_is_no_verdict(
     server: _Server, status: int, code: str
 ) -> None:
     """A conflict would leave the object as it is, and the file of a user under another name."""
-    async with opened(attach(server)) as origin:
+    async with opened(attach_s3(server)) as origin:
         answer(server, status, code)
         for condition in (None, Absent(), VERSION):
             error = await put_error(origin, condition)
@@ -100,7 +80,7 @@ async def test_an_answer_that_asks_for_another_attempt_is_no_verdict(
 
 @pytest.mark.parametrize("code", ["ExpiredToken", "InvalidToken", "TokenRefreshRequired"])
 async def test_expired_credentials_are_denied(server: _Server, code: str) -> None:
-    async with opened(attach(server)) as origin:
+    async with opened(attach_s3(server)) as origin:
         answer(server, 400, code)
         assert isinstance(await put_error(origin, None), OriginDeniedError)
         with pytest.raises(OriginDeniedError):
@@ -113,7 +93,7 @@ async def test_expired_credentials_are_denied(server: _Server, code: str) -> Non
     "body", [b"", b"busy", b"<ListBucketResult><Name>bucket</Name><Contents><Key>a</Key>", b'{"error": 1}']
 )
 async def test_a_broken_listing_is_asked_for_again(server: _Server, body: bytes) -> None:
-    async with opened(attach(server)) as origin:
+    async with opened(attach_s3(server)) as origin:
         server.body = body
         with pytest.raises(OriginUnavailableError):
             async for _ in origin.list_directory("", deadline=Deadline.after(60)):
@@ -122,7 +102,7 @@ async def test_a_broken_listing_is_asked_for_again(server: _Server, body: bytes)
 
 async def test_a_page_of_a_proxy_is_no_object(server: _Server) -> None:
     server.body = b"<html><body>We will be back soon.</body></html>"
-    async with opened(attach(server)) as origin:
+    async with opened(attach_s3(server)) as origin:
         with pytest.raises(OriginUnavailableError):
             await origin.head("f", deadline=soon())
         assert (await put_error(origin, None)).retryable

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.server
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -13,6 +12,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import BucketNotFoundError, OriginDeniedError, OriginUnavailableError
 from headrace.origin.factory import build_origin
 from headrace.origin.retry_after import LONGEST_S, parse_retry_after
+from tests.unit.origin.stand_in_store import StandInHandler, StandInStore, s3_options, serving
 
 NOW = datetime(2026, 11, 23, 12, 0, 0, tzinfo=UTC)
 
@@ -41,24 +41,19 @@ def test_what_the_header_means(text: str, seconds: float) -> None:
     assert parse_retry_after(text, NOW) == seconds
 
 
-class _Server(http.server.ThreadingHTTPServer):
+class _Server(StandInStore):
     """drips: a request with a signature in its URL gets a response without end, byte by byte, until `ended`."""
 
-    daemon_threads = True
     status, retry_after, requests, drips = 503, "", 0, False
 
-    def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]) -> None:
-        super().__init__(address, handler)
+    def __init__(self, handler: type[StandInHandler]) -> None:
+        super().__init__(handler)
         self.ended = threading.Event()
         self.dripping = 0
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(StandInHandler):
     server: _Server
-
-    def log_message(self, format: str, *args: object) -> None:
-        return None
 
     def do_GET(self) -> None:
         self.server.requests += 1
@@ -82,18 +77,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[_Server]:
-    with _Server(("127.0.0.1", 0), _Handler) as listening:
-        thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
+    with serving(_Server(_Handler)) as listening:
         yield listening
         listening.ended.set()
-        listening.shutdown()
-        thread.join()
-
-
-def options_of(server: _Server) -> dict[str, str]:
-    endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    return {"endpoint": endpoint, "access_key_id": "a", "secret_access_key": "b"}
 
 
 @pytest.mark.real_time  # obstore waits for the server in threads of its own
@@ -101,7 +87,7 @@ def options_of(server: _Server) -> dict[str, str]:
 async def test_a_stores_wish_is_heard(server: _Server, status: int, waits: bool) -> None:
     """obstore tells no header of a failed answer: the store is asked for it once."""
     server.status, server.retry_after = status, "20"
-    origin = build_origin("s3://bucket", options_of(server))
+    origin = build_origin("s3://bucket", s3_options(server))
     with pytest.raises(OriginUnavailableError):
         await origin.head("f", deadline=Deadline.after(10 if waits else 0.3))
     assert not waits or server.requests == 2
@@ -114,7 +100,7 @@ async def test_a_stores_wish_is_heard(server: _Server, status: int, waits: bool)
 @pytest.mark.parametrize(("status", "kind"), [(403, OriginDeniedError), (404, BucketNotFoundError)])
 async def test_an_answer_about_a_key_is_no_wish(server: _Server, status: int, kind: type[Exception]) -> None:
     server.status, server.retry_after = status, "20"
-    origin = build_origin("s3://bucket", options_of(server))
+    origin = build_origin("s3://bucket", s3_options(server))
     with pytest.raises(kind):
         await origin.head("f", deadline=Deadline.after(5))
     assert origin.circuit.closed
@@ -125,7 +111,7 @@ async def test_an_answer_about_a_key_is_no_wish(server: _Server, status: int, ki
 async def test_a_store_that_answers_without_end_holds_no_call(server: _Server) -> None:
     """Nor does it hold more than one thread, however often it is overloaded."""
     server.status, server.drips = 503, True
-    origin = build_origin("s3://bucket", options_of(server))
+    origin = build_origin("s3://bucket", s3_options(server))
     async with asyncio.timeout(60):
         for _ in range(2):
             with pytest.raises(OriginUnavailableError):
