@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 import xxhash
 
 from headrace.base.errors import ProtocolError
-from headrace.http.node_connection import Address
 from headrace.vfs.remote import content
-from headrace.vfs.remote.cluster_client import STEP_BYTES, ClusterClient
+from headrace.vfs.remote.cluster_client import STEP_BYTES
 from headrace.vfs.remote.remote_vfs import RemoteVfs
+from tests.unit.vfs.remote_node import remote_namespaces
 
 DATA = bytes(range(256)) * (2 * STEP_BYTES // 256) + b"end"
 MIB = 1 << 20
@@ -56,25 +55,12 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def open_vfs() -> Iterator[OpenVfs]:
     """Call with the size that the node names."""
-    servers: list[ThreadingHTTPServer] = []
-    opened: list[RemoteVfs] = []
+    with remote_namespaces() as open_namespace:
 
-    def open_one(size: object, *, beyond: bool = False) -> RemoteVfs:
-        kind = type("Sized", (Handler,), {"size": str(size), "beyond": beyond})
-        server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
-        server.daemon_threads = True
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        address = Address(f"http://127.0.0.1:{server.server_port}", None)
-        opened.append(RemoteVfs(ClusterClient([address], None, patience_s=0)))
-        return opened[-1]
+        def open_one(size: object, *, beyond: bool = False) -> RemoteVfs:
+            return open_namespace(type("Sized", (Handler,), {"size": str(size), "beyond": beyond}))
 
-    yield open_one
-    for vfs in opened:
-        vfs.close()
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        yield open_one
 
 
 def test_a_true_size_is_read_in_parts(open_vfs: OpenVfs, monkeypatch: pytest.MonkeyPatch) -> None:

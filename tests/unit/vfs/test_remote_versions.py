@@ -8,19 +8,19 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import ClassVar
 
 import pytest
 import xxhash
 
 from headrace.base.errors import ProtocolError, VersionChangedError
-from headrace.http.node_connection import Address
 from headrace.testing.waiting import wait_for
 from headrace.vfs.remote import cluster_client, content
 from headrace.vfs.remote.cluster_client import STEP_BYTES, ClusterClient
 from headrace.vfs.remote.content import RemoteContent
 from headrace.vfs.remote.remote_vfs import RemoteVfs
+from tests.unit.vfs.remote_node import remote_namespaces
 
 LIMIT_S = 60.0
 MIB = 1 << 20
@@ -94,25 +94,10 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def open_vfs() -> Iterator[OpenVfs]:
     """Call with the attributes of the node's Handler."""
-    servers: list[ThreadingHTTPServer] = []
-    opened: list[RemoteVfs] = []
-
-    def open_one(**attributes: object) -> RemoteVfs:
-        kind = type("Versioned", (Handler,), {"requests": [], **attributes})
-        server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
-        server.daemon_threads = True
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        address = Address(f"http://127.0.0.1:{server.server_port}", None)
-        opened.append(RemoteVfs(ClusterClient([address], None, patience_s=0)))
-        return opened[-1]
-
-    yield open_one
-    for vfs in opened:
-        vfs.close()
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    with remote_namespaces() as open_namespace:
+        yield lambda **attributes: open_namespace(
+            type("Versioned", (Handler,), {"requests": [], **attributes})
+        )
 
 
 def test_a_file_that_is_replaced_within_a_read_is_read_again(open_vfs: OpenVfs) -> None:
