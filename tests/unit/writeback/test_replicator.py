@@ -26,7 +26,7 @@ from headrace.testing.waiting import until
 from headrace.wire.peer_messages import Replicate
 from headrace.writeback.replication import replicator, snapshots
 from headrace.writeback.replication.replica_layer import copy_of
-from headrace.writeback.replication.replicated import ReplicatedDurability
+from headrace.writeback.replication.replicated import ReplicaObserver, ReplicatedDurability
 from tests.unit.writeback.failing_disk import FailingDirectory
 from tests.unit.writeback.replication_fixture import HOLDER, WRITER, ReplicationFixture, view_of
 
@@ -206,6 +206,30 @@ async def test_a_renamed_file_is_never_missing_on_the_holder(tmp_path: Path) -> 
         await until(lambda: nodes.replica(b"/d/old") is None)
         assert nodes.peers.snapshots_of(HOLDER)[-2:] == [b"/d/new", b"/d/old"]
         assert nodes.replica(b"/d/new") == b"ours"
+
+
+@pytest.mark.parametrize("is_at_origin", [False, True])
+async def test_a_file_of_a_directory_that_moved_away_and_back_is_on_the_holder(
+    tmp_path: Path, is_at_origin: bool
+) -> None:
+    """The holder deletes what is below a directory that went. The file is as it was sent before."""
+    async with cluster(tmp_path) as nodes:
+        upper, layer = nodes.writer.upper, nodes.writer.layer
+        observer = ReplicaObserver(upper, layer.modes, nodes.replicator)
+        nodes.writer.write(b"/d/sub/f", b"ours")
+        observer.on_changed([b"/d"], 1)
+        await nodes.replicated(b"/d/sub/f")
+        upper.at(b"/d").rename(upper.at(b"/e"))
+        if is_at_origin:
+            hide(upper, b"/d", None)
+        observer.on_changed([b"/d", b"/e"], 1)
+        await until(lambda: nodes.replica(b"/e/sub/f") == b"ours" and nodes.replica(b"/d/sub/f") is None)
+        if is_at_origin:
+            upper.at(b"/d").unlink()
+        upper.at(b"/e").rename(upper.at(b"/d"))
+        observer.on_changed([b"/e", b"/d"], 1)
+        await nodes.replicator.secure(b"/d/sub/f", 2)
+        assert nodes.replica(b"/d/sub/f") == b"ours"
 
 
 async def test_only_changed_blocks_of_a_large_file_are_fetched_again(tmp_path: Path) -> None:

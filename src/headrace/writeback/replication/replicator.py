@@ -28,6 +28,7 @@ from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline, transfer_limit_s
 from headrace.base.errors import HeadraceError, PathNotFoundError, PeerError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES
+from headrace.base.namespace_path import split
 from headrace.base.tasks import OwnedTasks, all_of
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.marks import is_whiteout
@@ -68,6 +69,8 @@ StreamKey = tuple[str, str]
 """Id and instance of a node."""
 ABSENT_STATE = Snapshot(b"/", EntryType.GONE).state
 """The state of a path that a replica does not have."""
+DIRECTORIES = (EntryType.DIRECTORY, EntryType.REMOVED)
+"""The types of entries that have others below them."""
 OFFER_TOKEN_PREFIX = "written/"
 """Prefix of the version token by which a replica fetches an offered file. The file's inode number in hex follows."""
 
@@ -122,6 +125,53 @@ class ReplicaOffers:
         return OfferedFile(offered[0], os.fsdecode(wanted.path))
 
 
+class SentStates:
+    """Hold the states of names that a replica has, by path."""
+
+    def __init__(self) -> None:
+        self._states: dict[bytes, tuple[object, ...]] = {}
+        self._parents: set[bytes] = set()
+        """The directories of all these names, up to the root."""
+
+    def __contains__(self, path: bytes) -> bool:
+        return path in self._states
+
+    def get(self, path: bytes, default: tuple[object, ...] | None) -> tuple[object, ...] | None:
+        return self._states.get(path, default)
+
+    def clear(self) -> None:
+        self._states.clear()
+        self._parents.clear()
+
+    def note(self, snapshot: Snapshot) -> None:
+        """Note that the replica has a snapshot. Where it has no directory any more, it deleted everything below."""
+        if snapshot.shape not in DIRECTORIES:
+            self._forget_below(snapshot.path)
+        if snapshot.shape == EntryType.GONE:
+            self._states.pop(snapshot.path, None)
+            return
+        self._states[snapshot.path] = snapshot.state
+        parent = split(snapshot.path)[0]
+        while parent not in self._parents:
+            self._parents.add(parent)
+            parent = split(parent)[0]
+
+    def below(self, path: bytes) -> list[bytes]:
+        """Return the paths below a directory."""
+        return list(_below(self._states, path)) if path in self._parents else []
+
+    def _forget_below(self, path: bytes) -> None:
+        for gone in self.below(path):
+            del self._states[gone]
+        if path in self._parents:
+            self._parents -= {path, *_below(self._parents, path)}
+
+
+def _below(paths: Iterable[bytes], top: bytes) -> Iterator[bytes]:
+    prefix = top.rstrip(b"/") + b"/"
+    return (path for path in paths if path != top and path.startswith(prefix))
+
+
 class ReplicaStream:
     """Send changes to one replica, in order."""
 
@@ -129,7 +179,7 @@ class ReplicaStream:
         self.node = node
         self._replicator = replicator
         self._pending: dict[bytes, list[asyncio.Future[None]]] = {}
-        self._sent: dict[bytes, tuple[object, ...]] = {}
+        self._sent = SentStates()
         self._sent_ahead: dict[int, int] = {}
         self._sending: dict[int, asyncio.Lock] = {}
         self._sent_first: set[bytes] = set()
@@ -389,10 +439,9 @@ class ReplicaStream:
     def _removed_below(self, snapshot: Snapshot) -> list[Snapshot]:
         """Return GONE snapshots of names that moved away with a renamed directory, because no session reports each of
         them. The old place may keep whiteouts."""
-        if snapshot.shape not in (EntryType.DIRECTORY, EntryType.REMOVED) or snapshot.path not in self._sent:
+        if snapshot.shape not in DIRECTORIES or snapshot.path not in self._sent:
             return []
-        prefix = snapshot.path.rstrip(b"/") + b"/"
-        below = [path for path in self._sent if path.startswith(prefix)]
+        below = self._sent.below(snapshot.path)
         return [
             Snapshot(path, EntryType.GONE) for path in below if not self._replicator.locate(path).exists()
         ]
@@ -407,10 +456,7 @@ class ReplicaStream:
         limit_s = transfer_limit_s(REPLICATE_LIMIT_S, sum(snapshot.size_bytes for snapshot in snapshots))
         await self._replicator.peers.replicate(self.node, request, Deadline.after(limit_s))
         for snapshot in snapshots:
-            if snapshot.shape == EntryType.GONE:
-                self._sent.pop(snapshot.path, None)
-                continue
-            self._sent[snapshot.path] = snapshot.state
+            self._sent.note(snapshot)
             if snapshot.is_large:
                 self._sent_ahead[snapshot.inode] = snapshot.size_bytes
                 self._sending.pop(snapshot.inode, None)
