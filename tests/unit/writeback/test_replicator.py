@@ -18,7 +18,7 @@ from headrace.base.clock import monotonic_s
 from headrace.base.errors import ClusterUnavailableError, PeerError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.overlay.hiding import hide
-from headrace.overlay.marks import is_whiteout
+from headrace.overlay.marks import is_whiteout, make_removed
 from headrace.overlay.snapshot import SMALL_BYTES_MAX, Snapshot, take
 from headrace.overlay.upper import Upper
 from headrace.ring.view import NodeInfo, next_view
@@ -230,6 +230,26 @@ async def test_a_file_of_a_directory_that_moved_away_and_back_is_on_the_holder(
         observer.on_changed([b"/e", b"/d"], 1)
         await nodes.replicator.secure(b"/d/sub/f", 2)
         assert nodes.replica(b"/d/sub/f") == b"ours"
+
+
+async def test_a_moved_directory_leaves_no_new_file_at_its_old_place_on_the_holder(tmp_path: Path) -> None:
+    """The origin has the directory, so no session reports it when a file is created in it. It stays as a removed
+    directory."""
+    async with cluster(tmp_path) as nodes:
+        upper, layer = nodes.writer.upper, nodes.writer.layer
+        observer = ReplicaObserver(upper, layer.modes, nodes.replicator)
+        await nodes.replicated()
+        nodes.writer.write(b"/d/sub/f", b"ours")
+        observer.on_changed([b"/d/sub/f"], 1)
+        await nodes.replicator.secure(b"/d/sub/f", 2)
+        removed = upper.new()
+        make_removed(removed)
+        upper.at(b"/d/sub").rename(upper.at(b"/e"))
+        removed.rename(upper.at(b"/d/sub"))
+        observer.on_changed([b"/d/sub", b"/e"], 1)
+        for path in (b"/d/sub", b"/e/f"):
+            await nodes.replicator.secure(path, 2)
+        assert (nodes.replica(b"/d/sub/f"), nodes.replica(b"/e/f")) == (None, b"ours")
 
 
 async def test_only_changed_blocks_of_a_large_file_are_fetched_again(tmp_path: Path) -> None:

@@ -133,9 +133,6 @@ class SentStates:
         self._parents: set[bytes] = set()
         """The directories of all these names, up to the root."""
 
-    def __contains__(self, path: bytes) -> bool:
-        return path in self._states
-
     def get(self, path: bytes, default: tuple[object, ...] | None) -> tuple[object, ...] | None:
         return self._states.get(path, default)
 
@@ -439,7 +436,7 @@ class ReplicaStream:
     def _removed_below(self, snapshot: Snapshot) -> list[Snapshot]:
         """Return GONE snapshots of names that moved away with a renamed directory, because no session reports each of
         them. The old place may keep whiteouts."""
-        if snapshot.shape not in DIRECTORIES or snapshot.path not in self._sent:
+        if snapshot.shape not in DIRECTORIES:
             return []
         below = self._sent.below(snapshot.path)
         return [
