@@ -168,6 +168,7 @@ class ClusterServices:
         await self._relisting.stop()
         await self._failover.stop()
         await self._link.dirty.announcer.stop()
+        await self._link.dirty.elsewhere.stop()
         await self._copies.stop()
         await self.mounts.stop()
         await asyncio.get_running_loop().run_in_executor(None, self._server.stop)
@@ -223,8 +224,10 @@ class ClusterServices:
         self.jobs.on_view()
         self._failover.on_view()
         self._link.dirty.elsewhere.on_view()
-        if self._writing is not None and self._writing.replicator is not None:
-            self._writing.replicator.on_view()
+        if self._writing is not None:
+            self._writing.publisher.on_view()
+            if self._writing.replicator is not None:
+                self._writing.replicator.on_view()
 
     async def _sync(self, request: JobStart) -> AsyncIterator[JobState]:
         """Sync a directory: every node first drops its listings, then the owners list at the origin and the others

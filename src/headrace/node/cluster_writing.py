@@ -130,8 +130,10 @@ def _replicator(link: ClusterLink, state: WriteState) -> Replicator | None:
 
 def _refresher(link: ClusterLink, listings: Listings) -> Callable[[bytes], Awaitable[None]]:
     async def look(directory: bytes) -> None:
-        """Make this node's listing of a directory as new as those of the other nodes and of the origin."""
+        """Make this node's listing of a directory as new as those of the other nodes and of the origin. Raises
+        PeerError if a member may have names there and does not answer."""
         await link.dirty.elsewhere.catch_up()
         await listings.refresh_for_names(directory)
+        link.dirty.elsewhere.check_answered(directory)
 
     return look

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,87 +13,31 @@ import pytest
 from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError, PeerError
-from headrace.base.namespace_path import split
 from headrace.base.tasks import OwnedTasks
+from headrace.base.write_modes import WriteModes
 from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.records import Followers
+from headrace.namespace.mounts import MountTable
 from headrace.overlay.lease_marks import DirectoryFlags
-from headrace.overlay.pending_version import EntryState, PendingEntry
+from headrace.overlay.pending_version import EntryState
 from headrace.overlay.upper import Upper
-from headrace.ring.view import ClusterView, NodeInfo, next_view
+from headrace.ring.view import NodeInfo
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
-from headrace.wire.peer_messages import DirtyNamesChanged, ListPending, PendingNamesPage, RecallLease
+from headrace.wire.peer_messages import DirtyNamesChanged, ListPending, RecallLease
 from headrace.writeback.coherence import directory_lease, publisher, subscriber
 from headrace.writeback.coherence.directory_lease import DirectoryLeases
 from headrace.writeback.coherence.dirty_scope import DirtyScope
-from headrace.writeback.coherence.publisher import DirtyNamesPublisher
-from headrace.writeback.coherence.subscriber import DirtyNamesSubscriber
+from headrace.writeback.coherence.pending_names import PendingNamesObserver, PublishedFlags
+from tests.unit.writeback.publisher_fixture import (
+    Answering,
+    Paging,
+    PublisherFixture,
+    elsewhere_of,
+    view_of,
+)
 
 pytestmark = pytest.mark.timeout(60)
-
-
-def view_of(*ids: str) -> ClusterView:
-    nodes = {id: NodeInfo(id, "", "", "", 1 << 30, "", 3) for id in ids}
-    return next_view(None, nodes, epoch=1)
-
-
-class CountingRecords(EmbeddedRecords):
-    writes = 0
-    away = False
-
-    async def put(self, key: str, value: bytes, leased: bool = False) -> None:
-        if self.away:
-            raise ClusterUnavailableError("records", why="the test says so")
-        self.writes += 1
-        await super().put(key, value, leased)
-
-
-class RecordingPeers:
-    """Peers that hear what is told."""
-
-    def __init__(self) -> None:
-        self.heard: list[tuple[str, DirtyNamesChanged | RecallLease]] = []
-
-    async def notify(
-        self, node: NodeInfo, request: DirtyNamesChanged | RecallLease, deadline: Deadline
-    ) -> None:
-        self.heard.append((node.id, request))
-
-
-class PublisherFixture:
-    """A publisher, and the names of its node."""
-
-    def __init__(self) -> None:
-        self.names: dict[bytes, EntryState] = {}
-        self.records = CountingRecords()
-        self.peers = RecordingPeers()
-        self.unmarked: list[bytes] = []
-        self.registry = DirtyNamesPublisher(
-            "n0",
-            "run",
-            self.records,
-            self.peers,  # type: ignore[arg-type]
-            view=lambda: view_of("n0", "n1"),
-            entry_of=self.look,
-            is_clean=lambda path: self.look(path).means == EntryState.ORIGIN,
-            unmark=self.unmarked.append,
-        )
-
-    def look(self, path: bytes) -> PendingEntry:
-        return PendingEntry(split(path)[1], self.names.get(path, EntryState.ORIGIN))
-
-    def write(self, *paths: bytes, means: EntryState = EntryState.FILE) -> None:
-        self.names |= dict.fromkeys(paths, means)
-        self.registry.note(paths, paths if means is EntryState.DIRECTORY else ())
-
-    def cover(self) -> DirtyScope:
-        raw = self.records.shared.mirror.get("written/n0")
-        return DirtyScope() if raw is None else DirtyScope.decode(raw)
-
-    def ask(self, path: bytes, since: str = "") -> tuple[dict[bytes, int], str, bool]:
-        answer = self.registry.answer(ListPending("n0", path, since))
-        return {row.name: row.means for row in answer.names}, answer.state, answer.whole
 
 
 async def test_a_folder_is_recorded_once() -> None:
@@ -146,6 +91,42 @@ async def test_answers_build_on_one_another(monkeypatch: pytest.MonkeyPatch) -> 
     await here.registry.stop()
 
 
+async def test_an_answer_from_before_a_directory_was_forgotten_is_not_built_upon() -> None:
+    """A node that had the name, and was not asked again before the directory was clean, would show it for ever."""
+    here = PublisherFixture()
+    here.registry.start()
+    here.write(b"/d/a")
+    here.write(b"/d/sub", means=EntryState.DIRECTORY)  # the record goes on to cover everything below
+    here.write(b"/d/sub/b")
+    names, state, _ = here.ask(b"/d/sub")
+    assert names == {b"b": EntryState.FILE}
+    del here.names[b"/d/sub/b"]
+    here.registry.note([b"/d/sub/b"])  # it is persisted
+    await until(lambda: b"/d/sub" in here.unmarked)
+    await pass_time(2 * publisher.CHECK_INTERVAL_S)
+    here.write(b"/d/sub/c")
+    assert here.ask(b"/d/sub", state) == ({b"c": EntryState.FILE}, here.ask(b"/d/sub")[1], True)
+    await here.registry.stop()
+
+
+async def test_a_node_that_comes_back_hears_of_everything() -> None:
+    """It was cut off from the records alone: it kept its view, and its last answers."""
+    here = PublisherFixture()
+    here.registry.start()
+    here.view = view_of("n0")
+    here.registry.on_view()
+    here.write(b"/d/a", b"/e/a")
+    await pass_time(2 * publisher.PUBLISH_INTERVAL_S)
+    assert not here.peers.heard
+    for ids in (("n0", "n1"), ("n0", "n1", "n2"), ("n0", "n1", "n2")):
+        here.view = view_of(*ids)
+        here.registry.on_view()
+        await pass_time(2 * publisher.PUBLISH_INTERVAL_S)
+    notice = DirtyNamesChanged("n0", [b"/d", b"/e"])
+    assert here.peers.heard == [("n1", notice), ("n2", notice)]
+    await here.registry.stop()
+
+
 async def test_others_are_told_a_few_times_a_second() -> None:
     here = PublisherFixture()
     here.registry.start()
@@ -158,10 +139,6 @@ async def test_others_are_told_a_few_times_a_second() -> None:
     assert len(here.peers.heard) <= 2 + (monotonic_s() - began_s) / publisher.PUBLISH_INTERVAL_S
     assert here.peers.heard[0] == ("n1", DirtyNamesChanged("n0", [b"/d"]))
     await here.registry.stop()
-
-
-def elsewhere_of(here: PublisherFixture, me: str, *ids: str) -> DirtyNamesSubscriber:
-    return DirtyNamesSubscriber(me, here.records, here.peers, view=lambda: view_of(*ids))  # type: ignore[arg-type]
 
 
 async def test_a_record_that_another_node_removed_is_written_again() -> None:
@@ -179,23 +156,6 @@ async def test_a_record_that_another_node_removed_is_written_again() -> None:
     assert here.cover().covers(b"/d")
     assert here.records.writes == 2
     await here.registry.stop()
-
-
-class Answering(RecordingPeers):
-    """Peers that answer with one name; before that, what `meanwhile` does."""
-
-    def __init__(self, meanwhile: Callable[[], Awaitable[None]]) -> None:
-        super().__init__()
-        self.meanwhile = meanwhile
-
-    def usable(self, node: NodeInfo) -> bool:
-        return True
-
-    async def list_pending(
-        self, node: NodeInfo, request: ListPending, deadline: Deadline
-    ) -> PendingNamesPage:
-        await self.meanwhile()
-        return PendingNamesPage([PendingEntry(b"x", EntryState.FILE, 5, 1, 2, 3)], "state", whole=True)
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -287,26 +247,6 @@ async def test_while_the_records_are_away_it_goes_on() -> None:
     await here.registry.stop()
 
 
-class Paging(Answering):
-    """Peers that answer from a publisher, page by page. pages_left: pages that they send before they are away."""
-
-    def __init__(self, here: PublisherFixture) -> None:
-        self.here = here
-        self.pages_left = 100
-        super().__init__(self.take_page)
-
-    async def take_page(self) -> None:
-        self.pages_left -= 1
-        if self.pages_left < 0:
-            raise PeerError("node n0", why="the test says so")
-
-    async def list_pending(
-        self, node: NodeInfo, request: ListPending, deadline: Deadline
-    ) -> PendingNamesPage:
-        await self.meanwhile()
-        return self.here.registry.answer(request)
-
-
 async def test_a_page_that_fails_leaves_the_last_answer_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher, "NAMES_PER_PAGE_MAX", 3)
     here = PublisherFixture()
@@ -325,6 +265,27 @@ async def test_a_page_that_fails_leaves_the_last_answer_complete(monkeypatch: py
     here.write(b"/d/7", b"/d/8")
     peers.pages_left = 100
     assert sorted(await elsewhere.rows(b"/d")) == [*names, b"7", b"8"]
+    await here.registry.stop()
+
+
+@pytest.mark.expected_warnings("headrace.writeback.coherence.publisher")
+async def test_a_lease_is_not_released_before_the_names_are_recorded(tmp_path: Path) -> None:
+    """The next holder reads the records to know whom to query. Without an entry it would create a name once more."""
+    upper, here = Upper(str(tmp_path)), PublisherFixture()
+    upper.make()
+    upper.at(b"/d/x").make_directories(0o755)
+    layer = SimpleNamespace(upper=upper, modes=WriteModes.parse("back"))
+    flags = PublishedFlags(upper, DirectoryFlags(upper.marks_path))
+    observer = PendingNamesObserver(layer, here.registry, flags, mounts=MountTable())  # type: ignore[arg-type]
+    here.registry.start()
+    here.records.away = True
+    here.write(b"/d/x")
+    await observer.before_acknowledged(b"/d/x")
+    with pytest.raises(ClusterUnavailableError):
+        await observer.publish_all_of(b"/d")
+    here.records.away = False
+    await observer.publish_all_of(b"/d")
+    assert here.cover().covers(b"/d")
     await here.registry.stop()
 
 
@@ -425,6 +386,25 @@ async def test_a_right_whose_record_somebody_changed_ends(tmp_path: Path, forged
     await two.records["n1"].delete("rights//d")
     await two.rights["n0"].acquire(b"/d")
     assert two.has("n0")
+    await two.rights["n0"].stop()
+
+
+async def test_a_lease_waits_for_a_member_whose_names_are_not_known(tmp_path: Path) -> None:
+    """It may have created a name exclusively in its last run."""
+    two = Two(tmp_path)
+    two.rights["n0"].start()
+    failures = 0
+
+    async def look() -> None:
+        nonlocal failures
+        assert not two.has("n0")
+        if failures < 5:
+            failures, two.on_look = failures + 1, look
+            raise PeerError("node n1", why="it starts, or stops")
+
+    two.on_look = look
+    await two.rights["n0"].acquire(b"/d")
+    assert failures == 5 and two.has("n0")
     await two.rights["n0"].stop()
 
 

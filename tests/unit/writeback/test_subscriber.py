@@ -1,4 +1,5 @@
-"""Which nodes a node asks for the version that another one's file became at the origin."""
+"""Which nodes a node asks for the version that another one's file became at the origin, and when it asks again for
+pending names."""
 
 from __future__ import annotations
 
@@ -7,11 +8,17 @@ import pytest
 from headrace.base.deadline import Deadline
 from headrace.base.errors import PeerError
 from headrace.base.model import Version
+from headrace.base.tasks import OwnedTasks
 from headrace.cluster.embedded import EmbeddedRecords
 from headrace.overlay.pending_version import PendingVersion
 from headrace.ring.view import NodeInfo, next_view
+from headrace.testing.virtual_loop import pass_time
+from headrace.testing.waiting import until
 from headrace.wire.peer_messages import ResolveVersion, VersionResolved
+from headrace.writeback.coherence import subscriber
+from headrace.writeback.coherence.dirty_scope import DirtyScope
 from headrace.writeback.coherence.subscriber import DirtyNamesSubscriber
+from tests.unit.writeback.publisher_fixture import Paging, PublisherFixture, elsewhere_of, view_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -89,3 +96,72 @@ async def test_a_version_is_not_lost_while_a_node_that_may_know_it_does_not_answ
     if silent == "n1":
         del answers["n0"]
     assert isinstance(await resolved(Resolving(answers, silent)), PeerError)
+
+
+async def test_a_directory_is_refreshed_again_until_its_writer_answers() -> None:
+    """The writer's notice of a change was delivered, and does not come again."""
+    here = PublisherFixture()
+    here.peers = peers = Paging(here)
+    here.registry.start()
+    here.write(b"/d/a")
+    await here.registry.enter([b"/d/a"])
+    elsewhere = elsewhere_of(here, "n1", "n0", "n1")
+    await elsewhere.start()
+    shown: list[list[bytes]] = []
+
+    async def refresh() -> None:
+        shown.append(sorted(await elsewhere.rows(b"/d")))
+
+    async with OwnedTasks() as tasks:
+
+        def on_changed(directory: bytes, below: bool) -> None:
+            tasks.start(refresh())
+
+        elsewhere.changed.add(on_changed)
+        await refresh()
+        here.write(b"/d/b")
+        peers.pages_left = 0
+        await refresh()
+        with pytest.raises(PeerError):
+            elsewhere.check_answered(b"/d")
+        peers.is_usable = False
+        await pass_time(3 * subscriber.RETRY_S)
+        assert shown == [[b"a"], [b"a"]]
+        peers.is_usable = True
+        await until(lambda: len(shown) > 2)
+        assert shown[2] == [b"a"]
+        peers.pages_left = 100
+        await until(lambda: shown[-1] == [b"a", b"b"])
+        elsewhere.check_answered(b"/d")
+        count = len(shown)
+        await pass_time(3 * subscriber.RETRY_S)
+        assert len(shown) == count
+    await elsewhere.stop()
+    await here.registry.stop()
+
+
+async def test_nobody_waits_for_the_answer_of_a_writer_that_left_or_has_nothing_more() -> None:
+    here = PublisherFixture()
+    here.peers = peers = Paging(here)
+    members = ["n0", "n1", "n2"]
+    elsewhere = DirtyNamesSubscriber(
+        "n1",
+        here.records,
+        peers,  # type: ignore[arg-type]
+        view=lambda: view_of(*members),
+    )
+    await elsewhere.start()
+    await here.records.put("copies/n0", b'["n2"]')
+    await here.records.put("written/n0", DirtyScope.of({b"/d"}, set()).encode())
+    peers.pages_left = 0
+    assert await elsewhere.rows(b"/d") == {}
+    with pytest.raises(PeerError):
+        elsewhere.check_answered(b"/d")
+    members.remove("n0")
+    elsewhere.check_answered(b"/d")
+    members.append("n0")
+    await here.records.delete("written/n0")
+    elsewhere.check_answered(b"/d")
+    await pass_time(2 * subscriber.RETRY_S)
+    assert not elsewhere._unanswered
+    await elsewhere.stop()

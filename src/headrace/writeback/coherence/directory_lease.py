@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote_to_bytes
 from headrace.base import boot_clock
 from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
-from headrace.base.errors import ClusterUnavailableError, DeadlineExceededError, HeadraceError
+from headrace.base.errors import ClusterUnavailableError, DeadlineExceededError, HeadraceError, PeerError
 from headrace.base.tasks import OwnedTasks
 from headrace.cluster.records import LeasedRecords
 from headrace.overlay.lease_marks import DirectoryFlags
@@ -48,6 +48,8 @@ CHECK_INTERVAL_S = 0.2
 """Pause between two checks of this node's leases, in seconds."""
 EXPIRY_MARGIN_S = 0.3
 """Seconds before the end of the node's own lease at which sessions stop using directory leases."""
+REFRESH_RETRY_S = 1.0
+"""Pause before a directory is refreshed again because a member did not answer, in seconds. Each costs a listing."""
 RECALL_LIMIT_S = 10.0
 """Time limit of one request to release a lease, in seconds."""
 ACQUIRE_LIMIT_S = 30.0
@@ -58,7 +60,8 @@ RECORDS_OUTAGE_S_MAX = 5.0
 
 class DirectoryLeases(WriteObserver):
     """Hold this node's leases on directories. refresh: updates this node's view of a directory from other nodes and the
-    origin. publish: returns when other nodes can query all names that this node created in a directory."""
+    origin; it raises PeerError if a member that may have names there does not answer. publish: returns when other nodes
+    can query all names that this node created in a directory."""
 
     def __init__(
         self,
@@ -128,9 +131,21 @@ class DirectoryLeases(WriteObserver):
             leases_lost = self._records.leases_lost
             await self._acquire_record(directory)
             self._stale.discard(directory)
-            await self._refresh(directory)
+            await self._refresh_from_all(directory)
             if self._records.leases_lost == leases_lost:
                 self._held[directory] = monotonic_s()
+
+    async def _refresh_from_all(self, directory: bytes) -> None:
+        """Update this node's view of a directory. Wait for a member that may have names there until it answers or
+        leaves: it may have created one exclusively, and starts again just now."""
+        deadline = Deadline.after(ACQUIRE_LIMIT_S)
+        while True:
+            try:
+                return await self._refresh(directory)
+            except PeerError:
+                if deadline.passed():
+                    raise
+            await asyncio.sleep(REFRESH_RETRY_S)
 
     def _may_use(self) -> bool:
         """Return whether sessions can use leases now: the node's own lease is valid for some time."""

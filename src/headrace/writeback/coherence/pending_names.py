@@ -135,9 +135,9 @@ class PendingNamesObserver(WriteObserver):
 
     async def publish_all_of(self, directory: bytes) -> None:
         """Publish all names of a directory, with those that no session has reported yet. Queries after this call see
-        them."""
+        them. Raises ClusterUnavailableError if the cluster's records can't tell other nodes to query them."""
         names = [join(directory, name) for name in self._upper.names(directory)]
-        await self._publisher.enter(self._note(names, below=False))
+        await self._publisher.ensure_recorded(self._note(names, below=False))
 
     def status(self) -> dict[str, object]:
         return self._publisher.status()

@@ -103,6 +103,7 @@ class DirtyNamesPublisher:
         self._removals = 0
         self._failing = False
         self._unsent: dict[str, set[bytes]] = {}
+        self._present: set[str] = set()
         self._wake = asyncio.Event()
         self._tasks = OwnedTasks()
         self._started = False
@@ -137,8 +138,10 @@ class DirtyNamesPublisher:
             directory, name = split(path)
             if not name:
                 continue
+            folder = self._directories.get(directory)
+            if folder is None:  # a node may have an answer from before this directory was forgotten
+                folder = self._directories[directory] = DirtyDirectory(floor=self._serial)
             self._serial += 1
-            folder = self._directories.setdefault(directory, DirtyDirectory())
             folder.names.pop(name, None)
             folder.names[name] = self._serial
             folder.changed_s, folder.unmarked = now_s, False
@@ -148,6 +151,16 @@ class DirtyNamesPublisher:
         self._below |= new
         if self._started and (new or not all(map(self.is_recorded, folders))):
             self._write()
+
+    def on_view(self) -> None:
+        """Queue a notice of all directories for each node that joined. One that was cut off from the cluster's records
+        alone kept its own view, and received no notice meanwhile."""
+        present = {node.id for node in self._others()}
+        joined, self._present = present - self._present, present
+        if self._directories and joined:
+            for id in joined:
+                self._unsent.setdefault(id, set()).update(self._directories)
+            self._wake.set()
 
     def has_noted(self, path: bytes) -> bool:
         """Return whether a path was noted, and not found to be clean since."""
@@ -164,6 +177,17 @@ class DirtyNamesPublisher:
             if self._writing is None:
                 return
             await asyncio.wait([self._writing])
+
+    async def ensure_recorded(self, paths: Iterable[bytes]) -> None:
+        """Wait until the record covers the directories of these noted paths. Raises ClusterUnavailableError if it can't
+        be written now."""
+        directories = {split(path)[0] for path in paths}
+        while not all(map(self.is_recorded, directories)):
+            self._write()
+            if self._writing is not None:
+                await asyncio.wait([self._writing])
+            if self._failing:
+                raise ClusterUnavailableError(f"record {PREFIX}", why="it can't be written now")
 
     def record_again(self) -> None:
         """Write the record again, after another node deleted it because this one seemed to have left, or this node

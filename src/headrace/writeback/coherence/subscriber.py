@@ -20,6 +20,7 @@ from headrace.base.decoding import decode_json
 from headrace.base.errors import ClusterUnavailableError, HeadraceError, PeerError
 from headrace.base.listeners import Listeners
 from headrace.base.model import Kind, Version
+from headrace.base.tasks import OwnedTasks
 from headrace.cluster.records import Records
 from headrace.namespace.pending_rows import Rows
 from headrace.overlay.pending_version import EntryState, PendingEntry, PendingVersion
@@ -40,6 +41,8 @@ LISTED_S = 5.0
 """Seconds after which the watch has delivered all records of a direct listing."""
 ENDED_S = 5.0
 """Seconds after the deletion of a writer's record by which all its directories have been refreshed."""
+RETRY_S = 1.0
+"""Pause before a directory is refreshed again whose writer did not answer, in seconds."""
 
 
 @dataclass(slots=True)
@@ -88,11 +91,18 @@ class DirtyNamesSubscriber:
         """Records that nobody can decode, by writer. Each one is reported once."""
         self._ended: dict[str, tuple[DirtyScope, float]] = {}
         """Writers that left and were failed over: their scope, and when their record was deleted (monotonic clock)."""
+        self._unanswered: dict[tuple[str, bytes], HeadraceError] = {}
+        """Why the last query failed, by writer and directory. The last answer is used meanwhile."""
+        self._tasks = OwnedTasks()
 
     async def start(self) -> None:
         """Follow the records of replica sets, then those of dirty names."""
         await self._records.follow(f"{REPLICA_SETS_PREFIX}/", self._on_replicas)
         await self._records.follow(f"{PREFIX}/", self._on_scope)
+        self._tasks.start(self._refresh_unanswered())
+
+    async def stop(self) -> None:
+        await self._tasks.close()
 
     # ------------------------------------------------------------ writers
 
@@ -225,18 +235,23 @@ class DirtyNamesSubscriber:
     async def _query_sources(self, writer: str, directory: bytes) -> Rows:
         key = (writer, directory)
         answer = self._answers.setdefault(key, WriterRows())
+        failure: HeadraceError = PeerError(f"node {writer}", why="it does not answer")
         for node in self.sources(writer):
             if node.id != writer and self.holds(writer):
                 break  # this node's own replica is as recent
             try:
-                return await self._query_node(node, writer, directory, answer)
+                rows = await self._query_node(node, writer, directory, answer)
+                self._unanswered.pop(key, None)
+                return rows
             except HeadraceError as error:
+                failure = error
                 log.info(
                     "query of pending names failed node=%s path=%s error=%s",
                     node.id,
                     os.fsdecode(directory),
                     error,
                 )
+        self._unanswered.pop(key, None)
         if self.holds(writer):
             own = self._answers[key] = WriterRows(self._me)
             _merge(own.rows, writer, self._replica_entries(writer, directory))
@@ -244,7 +259,29 @@ class DirtyNamesSubscriber:
         if writer not in self._view().nodes and not self._replica_sets.get(writer):
             self._answers.pop(key, None)
             return {}
+        self._unanswered[key] = failure
         return answer.rows
+
+    async def _refresh_unanswered(self) -> None:
+        """Refresh directories whose writers did not answer and can be asked again. A notice of a change that led to
+        such a query was delivered, and does not come again."""
+        while True:
+            await asyncio.sleep(RETRY_S)
+            can_answer = {
+                writer for writer in {writer for writer, _ in self._unanswered} if self.sources(writer)
+            }
+            for writer, directory in list(self._unanswered):
+                if writer not in self.writers(directory):
+                    del self._unanswered[writer, directory]
+                elif writer in can_answer:
+                    self.changed(directory, False)
+
+    def check_answered(self, directory: bytes) -> None:
+        """Raise PeerError if a member did not answer the last query about its names in a directory."""
+        for writer in self.writers(directory):
+            failure = self._unanswered.get((writer, directory))
+            if failure is not None and self.is_member(writer):
+                raise PeerError(f"node {writer}", why=f"its names are not known: {failure}")
 
     async def _query_node(self, node: NodeInfo, writer: str, directory: bytes, answer: WriterRows) -> Rows:
         deadline = Deadline.after(QUERY_LIMIT_S)
