@@ -74,8 +74,8 @@ class NameChanges:
     def invalidate(self, path: bytes) -> None:
         """Mark the listing of a directory as stale; the next lookup in it lists it again."""
         entry = self._tree.entry_at(path)
-        if entry is not None and self._tree.is_listed(entry.id):
-            self._index.names.set_fresh_until(entry.id, STALE_NS)
+        if entry is not None:
+            self._index.names.expire(entry.id, to_ns=STALE_NS)
 
     # ------------------------------------------------------------ uploads in flight
 

@@ -113,14 +113,18 @@ class Listings:
     async def refresh(self, directory: FileId, *, for_peer: bool = False) -> None:
         """List the directory again, however fresh the index is, with a listing that begins now: one in progress may
         have read past the change. A failure leaves the old listing in place."""
-        direct = for_peer or self._is_own(directory)
+        await self._run_anew(directory, direct=for_peer or self._is_own(directory), anew=True)
+
+    async def _run_anew(self, directory: FileId, *, direct: bool, anew: bool) -> None:
+        """List the directory with a listing that begins now. anew: so does the listing of its owner."""
         await self._in_progress.run_anew(
-            (directory, direct), lambda: self._list_now(directory, direct=direct, anew=True)
+            (directory, direct), lambda: self._list_now(directory, direct=direct, anew=anew)
         )
 
     async def relist_below(self, path: bytes, *, below: bool = True) -> None:
-        """Repeat earlier listings of a path and, with `below`, of directories below it. A listing that fails is
-        repeated at the next access."""
+        """Repeat earlier listings of a path and, with `below`, of directories below it, with listings that begin now:
+        one in progress may have its pages from a node that was to be notified. A listing that fails is repeated at the
+        next access."""
         top = self._tree.directory_at(path)
         waiting = [] if top is None else [top]
         while waiting:
@@ -128,7 +132,7 @@ class Listings:
             if not self._tree.is_listed(directory):
                 continue
             try:
-                await self.relist(directory)
+                await self._run_anew(directory, direct=self._is_own(directory), anew=False)
             except HeadraceError as error:
                 log.info("listing failed directory=%x error=%s", directory, error)
             if not below:

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from headrace.base.model import Entry, FileId, Kind, Version
 from headrace.base.namespace_path import NAME_BYTES_MAX
 from headrace.store.names import NameWriter
+from headrace.store.schema import FOREVER_NS
 
 
 class ListingWriter:
@@ -34,6 +35,7 @@ class ListingWriter:
         self._settled: set[bytes] = set()
         self._hidden: dict[bytes, Version] = {}  # listed files whose name is a directory of the index
         self._directories: set[bytes] = set()
+        self._fresh_until_max_ns = FOREVER_NS
         names.begin_listing(directory, self)
 
     def keep(self, name: bytes) -> None:
@@ -54,6 +56,10 @@ class ListingWriter:
         """Leave a name as it is. A directory of that name is stored nevertheless: it hides the file."""
         self.keep(name)
         self._settled.add(name)
+
+    def expire(self, to_ns: int) -> None:
+        """Let the listing be fresh until then at most: another node changed the directory at its origin."""
+        self._fresh_until_max_ns = min(self._fresh_until_max_ns, to_ns)
 
     def _is_outdated(self, name: bytes, kind: Kind, version: Version) -> bool:
         return any(
@@ -85,8 +91,8 @@ class ListingWriter:
                 self._directories.add(name)
 
     def finish(self, fresh_until_ns: int) -> list[tuple[FileId, bytes]]:
-        """Remove names that were not listed and mark the listing as fresh, in one commit. Return the names that changed
-        or were removed."""
+        """Remove names that were not listed and mark the listing as fresh, unless it expired meanwhile, in one commit.
+        Return the names that changed or were removed."""
         missing: list[Entry] = []
         if self._listed is not None:
             missing = [
@@ -100,7 +106,7 @@ class ListingWriter:
                 if entry.name not in (self._listed or ()):
                     self._names.remove(self._directory, entry.name)
                     self._changed.append((self._directory, entry.name))
-            self._names.set_fresh_until(self._directory, fresh_until_ns)
+            self._names.set_fresh_until(self._directory, min(fresh_until_ns, self._fresh_until_max_ns))
         return self.close()
 
     def _shown_files(self) -> list[tuple[bytes, Kind, Version]]:

@@ -47,6 +47,7 @@ class ListingInProgress(Protocol):
     def keep(self, name: bytes) -> None: ...
     def outdate(self, name: bytes, kind: Kind, version: Version) -> None: ...
     def settle(self, name: bytes) -> None: ...
+    def expire(self, to_ns: int) -> None: ...
 
 
 class NameWriter:
@@ -171,15 +172,22 @@ class NameWriter:
                     self._directories, KEY.pack(directory), pack_fresh_until(self._boot, ns)
                 )
 
+    def expire(self, directory: FileId, *, to_ns: int) -> None:
+        """Expire the listing of a directory, if there is one. One in progress expires at its end, because its pages may
+        have been read before the change. to_ns: the new end."""
+        for listing in self._listings.get(directory, ()):
+            listing.expire(to_ns)
+        if self.rows.fresh_until_ns(directory):
+            self.set_fresh_until(directory, to_ns)
+
     def expire_all(self, directory: FileId, *, to_ns: int = 0) -> None:
         """Expire the listing of a directory and every one below. to_ns: the new end of those that exist."""
         with self.batch():
             pending = [directory]
             while pending:
                 current = pending.pop()
-                if to_ns and self.rows.fresh_until_ns(current):
-                    self.set_fresh_until(current, to_ns)
-                else:
+                self.expire(current, to_ns=to_ns)
+                if not to_ns:
                     self._transactions.delete(self._directories, KEY.pack(current))
                 pending.extend(e.id for e in self.rows.children(current) if e.kind is Kind.DIRECTORY)
 
