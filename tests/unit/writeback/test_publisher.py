@@ -389,6 +389,32 @@ async def test_a_right_whose_record_somebody_changed_ends(tmp_path: Path, forged
     await two.rights["n0"].stop()
 
 
+async def test_a_node_keeps_a_limited_number_of_leases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory_lease, "HELD_MAX", 3)
+    two = Two(tmp_path)
+    rights, records, upper = two.rights["n0"], two.records["n0"], two.uppers["n0"]
+    rights.start()
+    directories = [b"/%d" % number for number in range(10)]
+    for directory in directories:
+        upper.at(directory).mkdir(0o755)
+        await rights.acquire(directory)
+    assert len(await records.list("rights/")) == 10
+
+    async def is_trimmed() -> bool:
+        return sorted(await records.list("rights/")) == ["rights//7", "rights//8", "rights//9"]
+
+    await until(is_trimmed)
+    assert [path for path in directories if rights.marks.is_leased(upper.at(path), path)] == directories[7:]
+    assert len(two.publishers) == 7
+    await pass_time(2 * directory_lease.CHECK_INTERVAL_S)
+    assert not rights._locks and not rights._released
+    await rights.acquire(b"/0")
+    assert rights.marks.is_leased(upper.at(b"/0"), b"/0")
+    await rights.stop()
+
+
 async def test_a_lease_waits_for_a_member_whose_names_are_not_known(tmp_path: Path) -> None:
     """It may have created a name exclusively in its last run."""
     two = Two(tmp_path)

@@ -2,9 +2,9 @@
 succeeds.
 
 A lease is a record that expires with the node's own lease. The node acquires it for the first O_EXCL, mkdir or link in
-the directory. It keeps the lease, so later calls need no request. Another node requests the lease by `RecallLease`. The
-holder first publishes every name that it created there. The new holder then queries and lists the directory again, so
-it sees all earlier names.
+the directory. It keeps the lease, so later calls need no request, until it has too many (HELD_MAX). Another node
+requests the lease by `RecallLease`. The holder first publishes every name that it created there. The new holder then
+queries and lists the directory again, so it sees all earlier names.
 
 When a node dies, its leases expire with its own. A node that is cut off stops using them before that time
 (`DirectoryFlags.extend_leases`). If anybody with access to the records deletes or overwrites a lease, its holder stops
@@ -19,6 +19,7 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from urllib.parse import quote, unquote_to_bytes
+from weakref import WeakValueDictionary
 
 from headrace.base import boot_clock
 from headrace.base.clock import monotonic_s
@@ -44,6 +45,9 @@ RETRY_S = 0.02
 """Pause between two attempts to create a lease's record, in seconds."""
 HANDOVER_GRACE_S = 0.05
 """Seconds after a release in which this node does not acquire the lease again, so that the requesting node gets it."""
+HELD_MAX = 10_000
+"""Most leases that a node keeps. Each is a record that all nodes follow, and a node that lost its lease writes all of
+its records again. Programs that unpack archives create names exclusively in every directory."""
 CHECK_INTERVAL_S = 0.2
 """Pause between two checks of this node's leases, in seconds."""
 EXPIRY_MARGIN_S = 0.3
@@ -87,7 +91,8 @@ class DirectoryLeases(WriteObserver):
         self._doubted: set[bytes] = set()
         self._stale: set[bytes] = set()
         """Directories whose leases were dropped. Their records may still name this node."""
-        self._locks: dict[bytes, asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+        self._trimming: asyncio.Task[None] | None = None
         self._leases_lost = 0
         self._tasks = OwnedTasks()
         self.marks = flags
@@ -108,7 +113,7 @@ class DirectoryLeases(WriteObserver):
         """Acquire the lease of a directory. On return this node may create names there, for LEASE_KEPT_S_MIN at least,
         and knows those that exist. Raises HeadraceError if another node keeps the lease, or the records are
         unavailable, or the node's own lease is not renewed."""
-        async with self._locks.setdefault(directory, asyncio.Lock()):
+        async with self._lock_of(directory):
             await self._hold(directory)
             outage = Deadline.after(RECORDS_OUTAGE_S_MAX)
             # a session that tried without these would only call again
@@ -147,6 +152,10 @@ class DirectoryLeases(WriteObserver):
                     raise
             await asyncio.sleep(REFRESH_RETRY_S)
 
+    def _lock_of(self, directory: bytes) -> asyncio.Lock:
+        """Return the lock of a directory, which exists as long as somebody has it or waits for it."""
+        return self._locks.setdefault(directory, asyncio.Lock())
+
     def _may_use(self) -> bool:
         """Return whether sessions can use leases now: the node's own lease is valid for some time."""
         is_lost = self._records.leases_lost != self._leases_lost
@@ -155,7 +164,7 @@ class DirectoryLeases(WriteObserver):
     async def release(self, directory: bytes) -> None:
         """Release the lease of a directory. On return other nodes can acquire it, and can query all names that were
         created here."""
-        async with self._locks.setdefault(directory, asyncio.Lock()):
+        async with self._lock_of(directory):
             since_s = self._held.get(directory)
             if since_s is not None:
                 await asyncio.sleep(since_s + LEASE_KEPT_S_MIN - monotonic_s())
@@ -226,7 +235,7 @@ class DirectoryLeases(WriteObserver):
         """Read the records of doubted leases, and stop using those that no longer name this node. A directory in use
         waits: if it is released, its lease is in use no more."""
         for directory in list(self._doubted):
-            lock = self._locks.setdefault(directory, asyncio.Lock())
+            lock = self._lock_of(directory)
             if lock.locked():  # a release may take long, and the other leases must be extended
                 continue
             async with lock:
@@ -246,6 +255,7 @@ class DirectoryLeases(WriteObserver):
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             try:
+                self._trim()
                 await self._check_doubted()
                 self._drop_lost()
                 self._extend()
@@ -254,6 +264,22 @@ class DirectoryLeases(WriteObserver):
                 log.info("directory leases were not checked, retrying error=%s", error)
             except Exception:
                 log.exception("directory leases were not checked, retrying")
+
+    def _trim(self) -> None:
+        """Begin to release the oldest leases of too many. Forget releases that no acquisition has to wait for."""
+        now_s = monotonic_s()
+        self._released = {
+            directory: at_s for directory, at_s in self._released.items() if now_s < at_s + HANDOVER_GRACE_S
+        }
+        if len(self._held) > HELD_MAX and (self._trimming is None or self._trimming.done()):
+            self._trimming = self._tasks.start(self._release_oldest())
+
+    async def _release_oldest(self) -> None:
+        try:
+            for directory in list(self._held)[:-HELD_MAX]:
+                await self.release(directory)
+        except HeadraceError as error:
+            log.info("a directory lease was not released, retrying error=%s", error)
 
     def _extend(self) -> None:
         """Allow sessions to use the leases as long as the node's own lease lasts."""
@@ -275,7 +301,7 @@ class DirectoryLeases(WriteObserver):
         """Delete the records of dropped leases that this node wrote again after the loss. A directory in use waits: the
         lock keeps the record of a lease that is acquired meanwhile."""
         for directory in list(self._stale):
-            lock = self._locks.setdefault(directory, asyncio.Lock())
+            lock = self._lock_of(directory)
             if lock.locked():  # an acquisition may take long, and the other leases must be extended
                 continue
             async with lock:
