@@ -182,6 +182,32 @@ async def test_a_claim_that_etcd_lost_is_written_again() -> None:
     await cluster.end()
 
 
+@pytest.mark.expected_warnings("headrace.writeback.coherence.directory_claims")
+async def test_a_claim_that_is_broken_while_its_record_is_read_is_not_confirmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The event arrives before the answer, which is older. The node would persist there for ever."""
+    cluster = ClaimsFixture()
+    records, other = cluster.records(), cluster.claims("n1", "off")
+    claims = cluster.claims("n0", records=records)
+    await claims.acquire({})
+    get, reads = records.get, 0
+
+    async def late_get(key: str) -> bytes | None:
+        nonlocal reads
+        reads += 1
+        value = await get(key)
+        if reads == 1:
+            await other.break_claim(b"/out", force=True)
+        return value
+
+    monkeypatch.setattr(records, "get", late_get)
+    records.leases_lost += 1  # it must read the record again
+    await pass_time(2.0)
+    assert "was broken" in claims.trouble_at(b"/out/f")
+    await cluster.end()
+
+
 async def test_nothing_is_persisted_once_the_own_lease_has_ended() -> None:
     """Another node may take this one for dead by then, and an operator may break its claim."""
     cluster = ClaimsFixture()

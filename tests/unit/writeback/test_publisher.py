@@ -389,6 +389,35 @@ async def test_a_right_whose_record_somebody_changed_ends(tmp_path: Path, forged
     await two.rights["n0"].stop()
 
 
+@pytest.mark.expected_warnings("headrace.writeback.coherence.directory_lease")
+async def test_a_lease_that_is_taken_while_its_record_is_read_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event arrives before the answer, which is older."""
+    two = Two(tmp_path)
+    records, others = two.records["n0"], two.records["n1"]
+    two.rights["n0"].start()
+    await two.rights["n0"].acquire(b"/d")
+    get, reads = records.get, 0
+
+    async def late_get(key: str) -> bytes | None:
+        nonlocal reads
+        reads += 1
+        value = await get(key)
+        if reads == 1:
+            await others.put(key, b"n1")
+        return value
+
+    await pass_time(2 * directory_lease.CHECK_INTERVAL_S)
+    monkeypatch.setattr(records, "get", late_get)
+    for holder in (b"n1", b"n0"):
+        await others.put("rights//d", holder)
+    await until(lambda: reads)
+    await pass_time(2 * directory_lease.CHECK_INTERVAL_S)
+    assert not two.has("n0")
+    await two.rights["n0"].stop()
+
+
 async def test_a_node_keeps_a_limited_number_of_leases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

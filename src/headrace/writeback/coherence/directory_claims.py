@@ -94,18 +94,21 @@ class _Stored:
 @dataclass(slots=True)
 class _Claim:
     """Hold the state of this node's claim. record: what this node wrote. confirmed: how often this node had lost its
-    lease when it read the record last; None if it must read it again. trouble: why nothing is persisted there for the
-    rest of this run; "" for no reason."""
+    lease when it read the record last; None if it must read it again. doubts: number of times that the record seemed to
+    change. trouble: why nothing is persisted there for the rest of this run; "" for no reason."""
 
     record: ClaimRecord
     confirmed: int | None = None
+    doubts: int = 0
     trouble: str = ""
 
-    def confirm(self, leases_lost: int) -> None:
-        self.confirmed = leases_lost
+    def confirm(self, leases_lost: int, doubts: int) -> None:
+        """Confirm the claim by what was read when it had been doubted that often. A later doubt stays."""
+        if doubts == self.doubts:
+            self.confirmed = leases_lost
 
     def doubt(self) -> None:
-        self.confirmed = None
+        self.confirmed, self.doubts = None, self.doubts + 1
 
     def lose(self, why: str) -> None:
         self.trouble = why
@@ -311,14 +314,14 @@ class DirectoryClaims(WriteObserver):
 
     async def _confirm(self, top: bytes, claim: _Claim) -> None:
         """Read the record of a claim. Write it again if etcd lost it, or if this node gave it up in an earlier run."""
-        leases_lost = self._records.leases_lost
+        leases_lost, doubts = self._records.leases_lost, claim.doubts
         raw = await self._records.get(_key(top))
         stored = _Stored.of(raw) if raw else None
         if stored is None or (stored.node == "" and stored.token == claim.record.token):
             if await self._write(top, raw or b"", claim.record):
-                claim.confirm(leases_lost)
+                claim.confirm(leases_lost, doubts)
         elif (stored.node, stored.token) == (self._me, claim.record.token):
-            claim.confirm(leases_lost)
+            claim.confirm(leases_lost, doubts)
         else:
             holder = "nobody" if stored.node == "" else f"node {stored.node}"
             claim.lose(f"the claim of this directory was broken, {holder} has it now; restart this node")

@@ -239,15 +239,25 @@ class DirectoryLeases(WriteObserver):
             if lock.locked():  # a release may take long, and the other leases must be extended
                 continue
             async with lock:
-                if directory in self._held and await self._records.get(_key(directory)) != self._me.encode():
-                    log.error(
-                        "another node took a directory lease of this node path=%s", os.fsdecode(directory)
-                    )
-                    del self._held[directory]
-                    with self._upper.lock:
-                        self.marks.clear(self._upper.at(directory), MARKS.leased)
-                    self._records.disown(_key(directory))
-                self._doubted.discard(directory)
+                if not await self._is_taken(directory):
+                    continue
+                log.error("another node took a directory lease of this node path=%s", os.fsdecode(directory))
+                del self._held[directory]
+                with self._upper.lock:
+                    self.marks.clear(self._upper.at(directory), MARKS.leased)
+                self._records.disown(_key(directory))
+
+    async def _is_taken(self, directory: bytes) -> bool:
+        """Return whether the record of a doubted lease names another node. An event that arrives while it is read is a
+        new doubt: the answer may be older."""
+        self._doubted.discard(directory)
+        if directory not in self._held:
+            return False
+        try:
+            return await self._records.get(_key(directory)) != self._me.encode()
+        except HeadraceError:
+            self._doubted.add(directory)
+            raise
 
     async def _maintain(self) -> None:
         """Check the leases and extend them with the node's own, until the task is cancelled."""
