@@ -160,3 +160,21 @@ async def test_a_range_that_was_sent_ahead_before_a_failover_does_not_get_into_a
         await keeper.replicate(Replicate("n0", [file], begin=False, end=False))
     with open(ReplicaLayer(keeper.folder_of("n0")).upper.at(b"/f").open(0), "rb") as replica:
         assert replica.read() == newer
+
+
+async def test_upkeep_does_not_wait_for_a_file_that_is_being_fetched(tmp_path: Path) -> None:
+    """It also evicts and syncs cached files. A large file of a writer that hangs takes minutes."""
+    content = b"n" * (2 * BLOCK_SIZE_BYTES)
+    sums = [xxhash.xxh3_64_intdigest(content[:BLOCK_SIZE_BYTES])] * 2
+    file = Snapshot(b"/f", EntryType.FILE, 7, 1, 1, len(content), 0o644, sums=sums)
+    peers = SlowPeers(content, content)
+    with ThreadPoolExecutor(4) as threads:
+        keeper = ReplicaHost("n1", str(tmp_path), peers, threads, view=lambda: VIEW)
+        async with OwnedTasks() as tasks:
+            replicated = tasks.start(keeper.replicate(Replicate("n0", [file], begin=False, end=False)))
+            await peers.asked.wait()
+            dropped = tasks.start(keeper.drop_idle())
+            await asyncio.wait([dropped], timeout=60)
+            assert dropped.done() and not replicated.done()
+            peers.go_on.set()
+            await replicated

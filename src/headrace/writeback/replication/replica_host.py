@@ -83,8 +83,11 @@ class ReplicaHost:
         self.bytes_kept = await self._in_thread(_bytes_below, self._folder)
 
     async def drop_idle(self) -> None:
-        """Delete files that were sent ahead and never completed."""
+        """Delete files that were sent ahead and never completed. A writer whose lock is held has its turn at the next
+        call: a file that is being fetched, or a failover, may take long."""
         for writer in list(self._layers):
+            if self.lock_of(writer).locked():
+                continue
             async with self.lock_of(writer):
                 layer = self._layers.get(writer)
                 if layer is None:
