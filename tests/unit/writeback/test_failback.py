@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 
+from headrace.base.clock import monotonic_s
+from headrace.base.deadline import Deadline
+from headrace.base.errors import PeerError
 from headrace.base.tasks import OwnedTasks
+from headrace.ring.view import NodeInfo
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
 from headrace.wire.peer_messages import FailedOverFile
-from headrace.writeback.replication import failover
+from headrace.writeback.replication import failback, failover
 from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 from tests.unit.writeback.replication_fixture import HOLDER, WRITER, ReplicationFixture, view_of
 
@@ -99,6 +103,29 @@ async def test_a_node_that_does_not_answer_is_skipped(tmp_path: Path) -> None:
         assert nodes.writer.journal.get(PATH) is None
         assert await nodes.writer.uploads.put(PATH) is not None
         assert nodes.writer.kept() == [] and await nodes.writer.origin_bytes(PATH) == b"ours"
+
+
+async def test_many_nodes_that_do_not_answer_are_waited_for_at_one_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that starts, or was cut off, waits before it persists anything."""
+    async with persisted_elsewhere(tmp_path) as nodes:
+        nodes.view = view_of(WRITER, *(f"silent-{number}" for number in range(20)), HOLDER)
+        query = nodes.peers.query_failover
+
+        async def slow_query(
+            node: NodeInfo, writer: str, *, done: bool, deadline: Deadline
+        ) -> list[FailedOverFile]:
+            if node.id == HOLDER:
+                return await query(node, writer, done=done, deadline=deadline)
+            await pass_time(deadline.left_s())
+            raise PeerError(f"node {node.id}", why="the test says so")
+
+        monkeypatch.setattr(nodes.peers, "query_failover", slow_query)
+        began_s = monotonic_s()
+        await nodes.failback.ask()
+        assert monotonic_s() - began_s < 2 * failback.QUERY_LIMIT_S
+        assert nodes.writer.journal.get(PATH) is not None
 
 
 async def test_a_cancelled_query_is_none_for_those_who_wait_behind_it(

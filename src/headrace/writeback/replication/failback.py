@@ -10,6 +10,7 @@ from collections.abc import Callable
 from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
+from headrace.base.tasks import all_of
 from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.peer_messages import FailedOverFile
@@ -35,16 +36,15 @@ class Failback:
         self._asked_s = float("-inf")
 
     async def ask(self) -> None:
-        """Query all other nodes, and record the files that they persisted for this node. A node that does not answer is
-        skipped; its uploads are later recognized by their bytes."""
+        """Query all other nodes at one time, and record the files that they persisted for this node. A node that does
+        not answer is skipped; its uploads are later recognized by their bytes."""
         wanted_s = monotonic_s()
         async with self._asking:
             if self._asked_s > wanted_s:
                 return  # an earlier caller queried after this call began
             begun_s = monotonic_s()
-            for node in self._view().nodes.values():
-                if node.id != self._me:
-                    await self._ask(node)
+            others = [node for node in self._view().nodes.values() if node.id != self._me]
+            await all_of(map(self._ask, others))
             self._asked_s = begun_s  # not before: a cancelled query is none for those who wait
 
     async def _ask(self, node: NodeInfo) -> None:
