@@ -47,10 +47,10 @@ class RecordingPeers:
 class PublisherFixture:
     """A publisher, and the names of its node."""
 
-    def __init__(self) -> None:
+    def __init__(self, peers: RecordingPeers | None = None) -> None:
         self.names: dict[bytes, EntryState] = {}
         self.records = CountingRecords()
-        self.peers = RecordingPeers()
+        self.peers = peers or RecordingPeers()
         self.unmarked: list[bytes] = []
         self.view = view_of("n0", "n1")
         self.registry = DirtyNamesPublisher(

@@ -103,8 +103,9 @@ class DirtyNamesPublisher:
         self._removals = 0
         self._failing = False
         self._unsent: dict[str, set[bytes]] = {}
+        self._sending: set[str] = set()
+        """Nodes for each of which a task sends the queued notices."""
         self._present: set[str] = set()
-        self._wake = asyncio.Event()
         self._tasks = OwnedTasks()
         self._started = False
 
@@ -113,7 +114,7 @@ class DirtyNamesPublisher:
     def start(self) -> None:
         """Start the tasks, after the first `note`. The first write replaces the record of an earlier run."""
         self._started = True
-        self._tasks.start(self._send_notices())
+        self._send_notices()
         self._tasks.start(self._maintain_record())
         self._write()
 
@@ -160,7 +161,7 @@ class DirtyNamesPublisher:
         if self._directories and joined:
             for id in joined:
                 self._unsent.setdefault(id, set()).update(self._directories)
-            self._wake.set()
+            self._send_notices()
 
     def has_noted(self, path: bytes) -> bool:
         """Return whether a path was noted, and not found to be clean since."""
@@ -304,26 +305,32 @@ class DirtyNamesPublisher:
             return
         for node in self._others():
             self._unsent.setdefault(node.id, set()).update(directories)
-        self._wake.set()
+        self._send_notices()
 
     def _others(self) -> list[NodeInfo]:
         nodes = self._view().nodes.values()
         return [node for node in nodes if node.id != self._me]
 
-    async def _send_notices(self) -> None:
-        """Send queued notices. A notice that failed is sent again as long as its node is in the view."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            unsent, self._unsent = self._unsent, {}
-            notices = [(node, unsent[node.id]) for node in self._others() if node.id in unsent]
-            done = await asyncio.gather(*(self._notify(node, directories) for node, directories in notices))
-            for (node, directories), is_delivered in zip(notices, done, strict=True):
+    def _send_notices(self) -> None:
+        """Begin to send queued notices. Each node has a task of its own: one that does not answer delays no other."""
+        for id in self._unsent.keys() - self._sending if self._started else ():
+            self._sending.add(id)
+            self._tasks.start(self._send_to(id))
+
+    async def _send_to(self, id: str) -> None:
+        """Send a node its notices until none is left. A notice that failed is sent again as long as the node is in the
+        view."""
+        try:
+            while directories := self._unsent.pop(id, None):
+                node = self._view().nodes.get(id)
+                if node is None:
+                    return
+                is_delivered = await self._notify(node, directories)
                 if not is_delivered:
-                    self._unsent.setdefault(node.id, set()).update(directories)
-            await asyncio.sleep(PUBLISH_INTERVAL_S if all(done) else RETRY_S)
-            if self._unsent:
-                self._wake.set()
+                    self._unsent.setdefault(id, set()).update(directories)
+                await asyncio.sleep(PUBLISH_INTERVAL_S if is_delivered else RETRY_S)
+        finally:
+            self._sending.discard(id)
 
     async def _notify(self, node: NodeInfo, directories: set[bytes]) -> bool:
         """Notify one node of changed directories. Return whether it received the notice."""
