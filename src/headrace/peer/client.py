@@ -33,6 +33,7 @@ from headrace.peer.batch import Batcher, Waiting
 from headrace.peer.calls import Call, FetchCall, Fetched, StreamingCall, UnaryCall
 from headrace.peer.connection_pool import PING_S, ConnectionPool, Peer
 from headrace.peer.latency import size_class
+from headrace.peer.page_queue import PageQueue
 from headrace.peer.peer_table import PeerTable
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.messages import Done
@@ -203,15 +204,12 @@ class PeerClient:
         self, node: NodeInfo, path: bytes, *, epoch: int, deadline: Deadline, anew: bool = False
     ) -> AsyncIterator[Names]:
         """Yield pages as they arrive. An iteration that is closed early (aclose) cancels the request."""
-        loop = asyncio.get_running_loop()
-        pages: asyncio.Queue[Names | HeadraceError | None] = asyncio.Queue()
-        call = StreamingCall(
-            ListShared(path, epoch, anew), lambda page: _call_on(loop, pages.put_nowait, page)
-        )
+        pages = PageQueue()
+        call = StreamingCall(ListShared(path, epoch, anew), pages.deliver)
         task = self._tasks.start(self._execute_if_usable(self.table.peer(node), call, deadline))
-        task.add_done_callback(lambda done: pages.put_nowait(_failure(done)))
+        task.add_done_callback(lambda done: pages.end(_failure(done)))
         try:
-            while (page := await pages.get()) is not None:
+            while (page := await pages.take()) is not None:
                 if isinstance(page, HeadraceError):
                     raise page
                 yield page
@@ -220,6 +218,7 @@ class PeerClient:
             with contextlib.suppress(HeadraceError):  # the listing is complete; a later failure is irrelevant
                 await task
         finally:
+            pages.close()
             task.cancel()
 
     def on_view(self, view: ClusterView) -> None:
