@@ -34,13 +34,15 @@ RETURN_S = 10.0
 """When etcd lost this node's record, it lost others' too. They have this long to come back before they count as
 gone."""
 JOIN_PAUSE_S = 0.3
+ADOPT_PAUSE_S = 5.0
+"""Pause before a view that this node did not completely adopt is published again."""
 
 
 class Membership:
     """Joins the cluster and maintains the view. info: of this node. last: the members of the last run; None: they
-    are not kept. on_view: called with each new view, on the loop; its errors are logged, except for the first view,
-    where `start` raises them. is_alive: returns whether a node with that id, address and instance answers. joined:
-    set once this node was in the cluster."""
+    are not kept. on_view: called with each new view, on the loop. Its errors are logged, and it is called again with
+    that view; `start` raises those of the first view. is_alive: returns whether a node with that id, address and
+    instance answers. joined: set once this node was in the cluster."""
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class Membership:
         self._tasks = OwnedTasks()
         self._eviction = ""
         self.view: ClusterView | None = None
+        self._is_adopted = False
         self._alone = alone(info)
 
     def current_view(self) -> ClusterView:
@@ -253,7 +256,8 @@ class Membership:
             try:
                 await self._make_view()
             except Exception:
-                log.exception("the node did not completely adopt a new view")  # the next view may succeed
+                log.exception("the node did not completely adopt a new view, retrying")
+                asyncio.get_running_loop().call_later(ADOPT_PAUSE_S, self._changed.set)
 
     async def _make_view(self) -> None:
         """Compute the view and publish it. The ring is built in a thread, because it takes some ms a node. The
@@ -262,12 +266,19 @@ class Membership:
         async with self._making_view:
             old_view, nodes = self.view, {**self._may_return(), **self._nodes, self._info.id: self._info}
             if old_view is not None and dict(old_view.nodes) == nodes:
+                if not self._is_adopted:
+                    self._adopt(old_view)
                 return
             loop = asyncio.get_running_loop()
-            self.view = await loop.run_in_executor(None, lambda: _view_of(nodes, old_view, me=self._info.id))
-            self._on_view(self.view)
+            view = await loop.run_in_executor(None, lambda: _view_of(nodes, old_view, me=self._info.id))
+            self._adopt(view)
             if self._last is not None and self.joined.is_set():
                 await loop.run_in_executor(None, self._last.write, list(nodes.values()))
+
+    def _adopt(self, view: ClusterView) -> None:
+        self.view, self._is_adopted = view, False
+        self._on_view(view)
+        self._is_adopted = True
 
 
 def _view_of(nodes: dict[str, NodeInfo], old_view: ClusterView | None, *, me: str) -> ClusterView:

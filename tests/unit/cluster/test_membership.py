@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from headrace.cluster.membership import Membership, _view_of
 from headrace.cluster.records import Followers
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.testing.virtual_loop import pass_time
+from headrace.testing.waiting import until
 
 
 class FlakyRecords(EmbeddedRecords):
@@ -35,13 +37,15 @@ class FlakyRecords(EmbeddedRecords):
 
 
 class NodeOfCluster:
-    def __init__(self, shared: Followers, id: str) -> None:
+    def __init__(
+        self, shared: Followers, id: str, on_view: Callable[[ClusterView], None] = lambda _: None
+    ) -> None:
         async def is_alive(_: NodeInfo) -> bool:
             return True
 
         self.records = FlakyRecords(shared)
         info = NodeInfo(id, f"run-{id}", "127.0.0.1:1", "", 1 << 30, "0", 1)
-        self.membership = Membership(self.records, info, on_view=lambda _: None, is_alive=is_alive)  # type: ignore[arg-type]
+        self.membership = Membership(self.records, info, on_view=on_view, is_alive=is_alive)  # type: ignore[arg-type]
 
     @property
     def owners(self) -> list[str]:
@@ -73,6 +77,27 @@ async def test_nodes_agree_on_the_owners_after_a_drain_that_failed(fails: str) -
     assert first.owners == second.owners == ["a", "c"]
     for node in nodes:
         await node.membership.stop()
+
+
+@pytest.mark.expected_warnings("headrace.cluster.membership")
+async def test_a_view_that_was_not_completely_adopted_is_adopted_later() -> None:
+    """A disk that fails for a moment must not keep a node from the failover of another one that left."""
+    views: list[list[str]] = []
+
+    def adopt(view: ClusterView) -> None:
+        views.append(sorted(view.nodes))
+        if 1 < len(views) < 4:
+            raise OSError("the test says so")
+
+    member = NodeOfCluster(Followers(), "a", adopt)
+    await member.membership.start()
+    second = NodeInfo("b", "run-b", "127.0.0.1:1", "", 1 << 30, "0", 1)
+    await member.records.put("nodes/b", msgspec.json.encode(second))
+    await until(lambda: len(views) == 4)
+    await pass_time(60)
+    assert views == [["a"], *[["a", "b"]] * 3]
+    assert member.membership.current_view().epoch == 2
+    await member.membership.stop()
 
 
 async def test_an_earlier_view_that_takes_longer_does_not_replace_a_later_one(
