@@ -80,6 +80,10 @@ class GroupCommit(Generic[Item, Result]):
             results = await self._work([item for item, _ in batch])
         except Exception as error:  # noqa: BLE001 - raised in all waiting callers
             results = [error] * len(batch)
+        except asyncio.CancelledError:  # by the library that the work called; nobody else ends the waits
+            for _, future in batch:
+                future.cancel()
+            raise
         for (_, future), result in zip(batch, results, strict=True):
             if isinstance(result, Exception):
                 if not future.done():

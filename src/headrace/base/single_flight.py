@@ -26,12 +26,13 @@ class SingleFlight(Generic[Key, Result]):
     def begin(self, key: Key, work: Callable[[], Awaitable[Result]]) -> asyncio.Task[Result]:
         """Return the run of a key, for callers that wait for many. They must not cancel it."""
         task = self._running.get(key)
-        if task is None:
+        if task is None or task.done():  # one that was cancelled before its first step stays
             task = self._running[key] = self._tasks.start(self._finish(key, work))
         return task
 
     def is_running(self, key: Key) -> bool:
-        return key in self._running
+        task = self._running.get(key)
+        return task is not None and not task.done()
 
     async def run_anew(self, key: Key, work: Callable[[], Awaitable[Result]]) -> Result:
         """Run the work after this call: a run that began before is awaited first, and its result is not used."""

@@ -126,3 +126,18 @@ async def test_a_stop_gives_up_what_waits_and_ends_what_is_worked_on() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waits
     assert doubled.batches == [[2]]
+
+
+async def test_a_batch_that_a_library_cancels_ends_the_wait_of_its_callers() -> None:
+    """A pool of threads that shuts down cancels the call that the work waits for."""
+
+    async def work(items: list[int]) -> list[int | Exception]:
+        call: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        call.cancel()
+        await call
+        return [*items]
+
+    batches = GroupCommit(work, most=8)
+    callers = [asyncio.ensure_future(batches.submit(item)) for item in (2, 4)]
+    _, waiting = await asyncio.wait(callers, timeout=60)
+    assert not waiting and all(caller.cancelled() for caller in callers)
