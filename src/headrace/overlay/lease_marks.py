@@ -11,7 +11,6 @@ file, which the node extends while it is a member of the cluster.
 
 from __future__ import annotations
 
-import contextlib
 import struct
 
 import xxhash
@@ -70,9 +69,13 @@ class DirectoryFlags:
             return False
         return True
 
-    def clear(self, upper_path: SafePath, mark: str) -> None:
-        with contextlib.suppress(OSError):
+    def clear(self, upper_path: SafePath, mark: str) -> bool:
+        """Clear a mark. Return False if it is not there, or can't be cleared."""
+        try:
             upper_path.removexattr(mark)
+        except OSError:
+            return False
+        return True
 
     def close(self) -> None:
         self._map.close()

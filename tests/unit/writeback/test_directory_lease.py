@@ -122,6 +122,33 @@ async def test_one_at_a_time_has_the_right(tmp_path: Path) -> None:
         await right.stop()
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_lease_does_not_come_back_with_a_directory_that_was_moved_away(
+    tmp_path: Path, is_lost: bool
+) -> None:
+    """The node could not clear the mark of the directory, which was elsewhere. Other leases can still be used."""
+    two = Two(tmp_path)
+    rights, upper = two.rights["n0"], two.uppers["n0"]
+    upper.at(b"/other").mkdir(0o755)
+    for right in two.rights.values():
+        right.start()
+    await rights.acquire(b"/d")
+    await rights.acquire(b"/other")
+    upper.at(b"/d").rename(upper.at(b"/e"))
+    two.records["n0"].leases_lost += is_lost
+    await pass_time(2 * directory_lease.CHECK_INTERVAL_S)
+    await two.rights["n1"].acquire(b"/d")
+    upper.at(b"/e").rename(upper.at(b"/d"))
+    await pass_time(2 * directory_lease.CHECK_INTERVAL_S)
+    assert (two.has("n0"), two.has("n1")) == (False, True)
+    await rights.acquire(b"/other")
+    assert rights.marks.is_leased(upper.at(b"/other"), b"/other")
+    await rights.acquire(b"/d")
+    assert (two.has("n0"), two.has("n1")) == (True, False)
+    for right in two.rights.values():
+        await right.stop()
+
+
 async def test_a_right_ends_with_the_lease(tmp_path: Path) -> None:
     two = Two(tmp_path)
     two.rights["n0"].start()

@@ -99,7 +99,7 @@ class DirectoryLeases(WriteObserver):
 
     def start(self, dirty: Iterable[bytes] = ()) -> None:
         """Require sessions to request leases from now on."""
-        self.marks.begin(secrets.randbits(63) | 1)
+        self._invalidate_marks()
         self._leases_lost = self._records.leases_lost
         self._tasks.start(self._maintain())
 
@@ -168,8 +168,7 @@ class DirectoryLeases(WriteObserver):
             since_s = self._held.get(directory)
             if since_s is not None:
                 await asyncio.sleep(since_s + LEASE_KEPT_S_MIN - monotonic_s())
-                with self._upper.lock:
-                    self.marks.clear(self._upper.at(directory), MARKS.leased)
+                self._clear_mark(directory)
                 await self._publish(directory)
                 self._drop_lost()
             was_held = self._held.pop(directory, None) is not None
@@ -243,8 +242,7 @@ class DirectoryLeases(WriteObserver):
                     continue
                 log.error("another node took a directory lease of this node path=%s", os.fsdecode(directory))
                 del self._held[directory]
-                with self._upper.lock:
-                    self.marks.clear(self._upper.at(directory), MARKS.leased)
+                self._clear_mark(directory)
                 self._records.disown(_key(directory))
 
     async def _is_taken(self, directory: bytes) -> bool:
@@ -291,6 +289,20 @@ class DirectoryLeases(WriteObserver):
         except HeadraceError as error:
             log.info("a directory lease was not released, retrying error=%s", error)
 
+    def _clear_mark(self, directory: bytes) -> None:
+        """Clear the mark of a lease. If the directory was moved away, no mark is valid any more: its own would be valid
+        again when it is moved back. Sessions call the node once for each of the other leases."""
+        with self._upper.lock:
+            is_cleared = self.marks.clear(self._upper.at(directory), MARKS.leased)
+        if not is_cleared:
+            self._invalidate_marks()
+            self._extend()
+
+    def _invalidate_marks(self) -> None:
+        """Invalidate all marks, wherever their directories are now."""
+        with self._upper.lock:
+            self.marks.begin(secrets.randbits(63) | 1)
+
     def _extend(self) -> None:
         """Allow sessions to use the leases as long as the node's own lease lasts."""
         if self._records.leases_lost == self._leases_lost:  # otherwise the leases have expired
@@ -300,9 +312,7 @@ class DirectoryLeases(WriteObserver):
         """Drop all leases if the node's own was lost, because others may have acquired them."""
         if self._records.leases_lost == self._leases_lost:
             return
-        with self._upper.lock:
-            for directory in self._held:
-                self.marks.clear(self._upper.at(directory), MARKS.leased)
+        self._invalidate_marks()
         self._stale.update(self._held)
         self._held.clear()
         self._leases_lost = self._records.leases_lost
