@@ -398,6 +398,35 @@ async def test_a_former_holder_drops_its_replicas_when_the_new_one_has_all(tmp_p
         await until(lambda: nodes.replica(PATH, of=second) is None)
 
 
+@pytest.mark.expected_warnings("headrace.writeback.replication.replicator")
+async def test_a_former_holder_gets_changes_until_the_new_one_has_all(tmp_path: Path) -> None:
+    """Until then both persist what they have if the writer leaves. An older version would be put first, or beside."""
+    async with cluster(tmp_path, "n2") as nodes:
+        nodes.writer.write(PATH, b"ours")
+        await nodes.replicator.secure(PATH, 2)
+        (first,) = [id for id in (HOLDER, "n2") if nodes.replica(PATH, of=id) is not None]
+        (second,) = {HOLDER, "n2"} - {first}
+        nodes.view = view_of(WRITER, second)
+        nodes.replicator.on_view()
+        await until(lambda: nodes.replica(PATH, of=second) == b"ours")
+        await until(lambda: dropped_from_the_record(nodes, first))
+        nodes.peers.away.add(first)
+        nodes.view = view_of(WRITER, HOLDER, "n2")
+        nodes.replicator.on_view()
+        nodes.writer.write(PATH, b"newer")
+        nodes.replicator.note([PATH])
+        await until(lambda: nodes.replica(PATH, of=second) == b"newer")
+        assert nodes.replicator.status()["copies_on"] == [first]
+        nodes.writer.write(PATH, b"newest")
+        with pytest.raises(PeerError):
+            await nodes.replicator.secure(PATH, 2)
+        await until(lambda: nodes.replica(PATH, of=second) == b"newest")
+        nodes.peers.away.clear()
+        await until(lambda: nodes.replica(PATH, of=first) == b"newest")
+        await until(lambda: nodes.replica(PATH, of=second) is None)
+        assert await dropped_from_the_record(nodes, second)
+
+
 async def dropped_from_the_record(nodes: ReplicationFixture, id: str) -> bool:
     return not await nodes.records.is_holder(WRITER, id)
 

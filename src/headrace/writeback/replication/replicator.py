@@ -20,7 +20,7 @@ import logging
 import math
 import os
 import stat
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from headrace.base.beneath import SafePath
@@ -492,6 +492,10 @@ class Replicator:
         self._records = records
         self._streams: dict[StreamKey, ReplicaStream] = {}
         self._former: set[str] = set()
+        """Former replicas that the cluster's record still names."""
+        self._former_streams: dict[StreamKey, ReplicaStream] = {}
+        """Their streams, as long as they are in the view. A failover of older files would be a conflict with those of
+        the new replicas, or precede them."""
         self._dropped: set[StreamKey] = set()
         self._tasks = OwnedTasks()
 
@@ -506,13 +510,15 @@ class Replicator:
     def note(self, paths: Iterable[bytes]) -> None:
         """Note paths that changed or were persisted."""
         noted = list(paths)
-        for stream in self._current(self._count):
+        for stream in (*self._current(self._count), *self._former_streams.values()):
             stream.note(noted)
 
     async def secure(self, path: bytes, copies: int) -> None:
         """Return when that many nodes, this one included, have the file at a path. Raises PeerError if there are too
         few nodes, or one does not answer."""
         streams = self._current(copies)
+        for former in self._former_streams.values():
+            former.note([path])
         if len(streams) < copies - 1:
             raise PeerError(
                 f"{copies} copies of {os.fsdecode(path)}",
@@ -547,8 +553,9 @@ class Replicator:
     async def stop(self) -> None:
         """Stop all streams. Every waiting `secure` fails with PeerError."""
         await self._tasks.close()
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
+        streams = [*self._streams.values(), *self._former_streams.values()]
+        self._streams, self._former_streams = {}, {}
+        for stream in streams:
             stream.stop("this node stops")
             await stream.closed()
 
@@ -560,22 +567,29 @@ class Replicator:
         }
 
     def _current(self, copies: int) -> list[ReplicaStream]:
-        """Return the first `copies` - 1 streams of the present view. Streams to nodes outside the replica set are
-        stopped."""
+        """Return the first `copies` - 1 streams of the present view. Streams to nodes that left are stopped, those to
+        other nodes outside the replica set when it has everything."""
         able = choose_replicas(self._view(), self.me)
         nodes = able[: self._count - 1]
         keys = [(node.id, node.instance) for node in nodes]
         for key in [key for key in self._streams if key not in keys]:
-            self._streams.pop(key).stop("it holds no copies any more")
+            self._former_streams[key] = self._streams.pop(key)
             self._former.add(key[0])
+        self._stop_former(but={(node.id, node.instance) for node in self._view().nodes.values()})
         new = [(key, node) for key, node in zip(keys, nodes, strict=True) if key not in self._streams]
         for key, node in new:
-            self._streams[key] = ReplicaStream(self, node)
+            is_former = key in self._former_streams
+            self._streams[key] = self._former_streams.pop(key) if is_former else ReplicaStream(self, node)
         strangers = {(node.id, node.instance) for node in able} - {*keys, *self._dropped}
         if new or strangers:
             self._tasks.cancel()
             self._tasks.start(self._record_replicas())
         return [self._streams[key] for key in keys[: copies - 1]]
+
+    def _stop_former(self, *, but: Collection[StreamKey] = ()) -> None:
+        """Stop the streams to former replicas."""
+        for key in [key for key in self._former_streams if key not in but]:
+            self._former_streams.pop(key).stop("it holds no copies any more")
 
     async def _record_replicas(self) -> None:
         """Record the replica set in the cluster. Former replicas stay in it until the new ones have everything. Then
@@ -587,6 +601,7 @@ class Replicator:
                 await asyncio.gather(*(stream.has_caught_up.wait() for stream in self._streams.values()))
                 await self._records.put(self.me, now)
                 self._former.clear()
+                self._stop_former()
                 await self._drop_stale_replicas()
                 return
             except HeadraceError as error:
