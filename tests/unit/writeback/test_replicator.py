@@ -25,6 +25,7 @@ from headrace.ring.view import NodeInfo, next_view
 from headrace.testing.waiting import until
 from headrace.wire.peer_messages import Replicate
 from headrace.writeback.replication import replicator, snapshots
+from headrace.writeback.replication.placement import choose_replicas
 from headrace.writeback.replication.replica_layer import copy_of
 from headrace.writeback.replication.replicated import ReplicaObserver, ReplicatedDurability
 from tests.unit.writeback.failing_disk import FailingDirectory
@@ -429,6 +430,32 @@ async def test_a_former_holder_gets_changes_until_the_new_one_has_all(tmp_path: 
 
 async def dropped_from_the_record(nodes: ReplicationFixture, id: str) -> bool:
     return not await nodes.records.is_holder(WRITER, id)
+
+
+async def test_the_record_is_not_written_for_each_file_while_another_node_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That node may have replicas from before, and is to delete them when it answers."""
+    async with cluster(tmp_path, "n2") as nodes:
+        _, other = choose_replicas(nodes.view, WRITER)
+        nodes.peers.away.add(other.id)
+        put, puts = nodes.records.put, 0
+
+        async def counted_put(writer: str, holders: set[str]) -> None:
+            nonlocal puts
+            puts += 1
+            await put(writer, holders)
+
+        monkeypatch.setattr(nodes.records, "put", counted_put)
+        nodes.replicator.on_view()
+        await until(lambda: puts)
+        began_s = monotonic_s()
+        for number in range(100):
+            nodes.writer.write(b"/d/%d" % number, b"ours")
+            await nodes.replicator.secure(b"/d/%d" % number, 2)
+        assert puts <= 4 + 2 * (monotonic_s() - began_s) / replicator.RETRY_S
+        nodes.peers.away.clear()
+        await until(lambda: other.id in [node for node, _ in nodes.peers.sent])
 
 
 async def test_without_a_record_no_replica_counts(tmp_path: Path) -> None:

@@ -497,6 +497,8 @@ class Replicator:
         """Their streams, as long as they are in the view. A failover of older files would be a conflict with those of
         the new replicas, or precede them."""
         self._dropped: set[StreamKey] = set()
+        self._strangers: set[StreamKey] = set()
+        """Nodes outside the replica set that the running task has to notify."""
         self._tasks = OwnedTasks()
 
     def is_large(self, path: bytes) -> bool:
@@ -581,7 +583,9 @@ class Replicator:
             is_former = key in self._former_streams
             self._streams[key] = self._former_streams.pop(key) if is_former else ReplicaStream(self, node)
         strangers = {(node.id, node.instance) for node in able} - {*keys, *self._dropped}
-        if new or strangers:
+        self._strangers &= strangers
+        if new or strangers - self._strangers:
+            self._strangers = strangers
             self._tasks.cancel()
             self._tasks.start(self._record_replicas())
         return [self._streams[key] for key in keys[: copies - 1]]
