@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -12,6 +13,9 @@ import typer
 from headrace.cli import options
 from headrace.cli.exit_codes import not_started_status
 from headrace.cli.render import warn
+
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Signals that Python ignores from its start on. A program inherits that, and then goes on writing to a closed pipe."""
 
 
 def register(app: typer.Typer) -> None:
@@ -39,17 +43,29 @@ def run(
     sampler (docs/plan.md). The command becomes the program, with its exit status. Without a node on this host the
     program runs all the same.
     """
-    variables = dict(os.environ)
+    variables = _variables_of_caller()
     node_socket = _node_socket(socket, cache)
     if node_socket is not None:
         variables |= _hook_variables(node_socket, name or _program(command))
     if json:
         sys.stderr.write(json_module.dumps({"job": name or _program(command), "socket": node_socket}) + "\n")
+    for number in _IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvpe(command[0], command, variables)
     except OSError as error:
         warn(f"run: {command[0]}: {(error.strerror or str(error)).lower()}")
         return not_started_status(error)
+
+
+def _variables_of_caller() -> dict[str, str]:
+    """Return the environment that this process was started with. Python adds LC_CTYPE in the locale C (PEP 538)."""
+    variables = dict(os.environ)
+    with open("/proc/self/environ", "rb") as file:
+        names = {variable.partition(b"=")[0] for variable in file.read().split(b"\0")}
+    if b"LC_CTYPE" not in names:
+        variables.pop("LC_CTYPE", None)
+    return variables
 
 
 def _program(command: list[str]) -> str:
