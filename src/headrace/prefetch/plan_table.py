@@ -19,6 +19,7 @@ from headrace.plan.orders import PlannedStream
 from headrace.plan.planned_files import PlannedFiles
 from headrace.plan.step_time import StepTime
 from headrace.prefetch.early_reports import EarlyReports
+from headrace.prefetch.learned_maps import LearnedMaps
 from headrace.prefetch.sample_map import FILES_A_SAMPLE_MAX, FileFinder, SampleMap
 from headrace.wire.extents import bounds_by_file, numbers_of_bytes
 from headrace.wire.messages import (
@@ -34,6 +35,8 @@ from headrace.wire.messages import (
 STREAMS_MAX = 256
 SAMPLES_MAX = 100_000_000
 """Most streams of a node, and most samples in all data sets and orders, times the files of each: 16 bytes each."""
+KEPT_NUMBERS_MAX = 10_000_000
+"""Most numbers of files that maps without a stream keep: numbers are only forgotten all at once."""
 SILENCE_S = 60.0
 """Seconds after which a stream without a message ends."""
 SAMPLES_A_TURN = 1 << 16
@@ -246,7 +249,7 @@ class PlanTable:
         self._finder = FileFinder(namespace)
         self._readers: dict[str, PlannedReader] = {}
         self._named: dict[bytes, SampleMap] = {}
-        self._learned: dict[str, SampleMap | None] = {}  # None: several data sets have the key
+        self._learned = LearnedMaps(self._reset_if_empty)
         self.early = EarlyReports()
         self._adopted_samples = 0
 
@@ -265,18 +268,22 @@ class PlanTable:
     def start(self, request: PlanStart) -> bool:
         """Begin a stream. Return whether the names of its data set are known. Raise UsageError above a limit."""
         self.end(request.stream)
+        named = self._named.get(request.digest) if request.digest else None
+        if named is None and not request.digest:
+            named = self._learned.take(request.key, request.samples)
         samples = self._count_samples()
+        if named is None and samples + 2 * request.samples > self._samples_max:
+            self._learned.forget_kept()
+            samples = self._count_samples()
         if len(self._readers) >= STREAMS_MAX or samples + 2 * request.samples > self._samples_max:
             raise UsageError(
                 f"a plan of {request.samples} samples",
                 why=f"the plans of this node have {len(self._readers)} streams and {samples} samples already",
             )
-        named = self._named.get(request.digest) if request.digest else self._learned.get(request.key)
         if named is not None and named.samples != request.samples:
             raise UsageError("a plan", why=f"its data set has {named.samples} samples, not {request.samples}")
         sample_map = named or self._new_map(request)
-        is_shared = self._learned.get(request.key, sample_map) is not sample_map
-        self._learned[request.key] = None if is_shared else sample_map
+        self._learned.begin(request.key, sample_map)
         self._readers[request.stream] = PlannedReader(request, sample_map, monotonic_s())
         return bool(request.digest) and sample_map.all_named
 
@@ -333,6 +340,8 @@ class PlanTable:
 
     def _check_samples(self, count: int) -> None:
         """Raise UsageError if so many more samples, times the files of each, are above the limit."""
+        if self._count_samples() + count > self._samples_max:
+            self._learned.forget_kept()
         if self._count_samples() + count > self._samples_max:
             raise UsageError("a plan", why=f"all plans have {self._samples_max} samples at most")
 
@@ -399,7 +408,7 @@ class PlanTable:
                 await asyncio.sleep(0)
 
     def end(self, stream: str) -> None:
-        """Forget a stream, and its data set with the last one of it."""
+        """Forget a stream, and its data set with the last one of it, unless its workers had to tell the files."""
         ended = self._readers.pop(stream, None)
         if ended is None:
             return
@@ -413,12 +422,19 @@ class PlanTable:
         keys = {reader.request.key for reader in self.readers}
         if ended.request.key not in keys:
             self.early.note_end(ended.request.key)
+            self._learned.end(ended.request.key, is_learned=not ended.request.digest)
         self._named = {key: kept for key, kept in self._named.items() if id(kept) in used}
-        self._learned = {key: kept for key, kept in self._learned.items() if key in keys}
-        if not self._readers:
-            self.planned.reset()
-            self._finder.forget()
+        self._reset_if_empty()
         self.changed.set()
+
+    def _reset_if_empty(self) -> None:
+        """Forget all files with the last plan. A map that is kept has their numbers."""
+        if not self._readers:
+            self._finder.forget()
+            if len(self.planned.numbers) > KEPT_NUMBERS_MAX:
+                self._learned.forget_kept()
+            if not self._learned:
+                self.planned.reset()
 
     def note_evicted(self, ids: Sequence[FileId]) -> None:
         """Let the fetcher look again at files that were evicted before they were read. Of very many it looks at some:
@@ -462,6 +478,7 @@ class PlanTable:
     def _count_samples(self) -> int:
         """Return the samples of all orders and data sets, times the files of each, and the extents."""
         maps = {id(reader.sample_map): reader.sample_map for reader in self.readers}
+        maps |= {id(sample_map): sample_map for sample_map in self._learned.kept()}
         samples = sum(kept.samples * kept.width + len(kept.extents) for kept in maps.values())
         return samples + sum(reader.held_samples for reader in self.readers) + self._adopted_samples
 

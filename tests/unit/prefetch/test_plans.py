@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from headrace.base.errors import HeadraceError, UsageError
 from headrace.dataplane.source import NoAccounts
 from headrace.namespace.mounts import Mount
 from headrace.node.plan_requests import PlanRequests
+from headrace.prefetch import plan_table
+from headrace.prefetch.learned_maps import KEPT_MAX, KEPT_S
 from headrace.testing.virtual_loop import pass_time
 from headrace.wire.messages import (
     PlanExtents,
@@ -308,3 +311,101 @@ async def test_rows_estimate_what_more_cache_and_bandwidth_give(tmp_path: Path) 
         assert (more_cache.hit_share, more_cache.utilization) == (1.0, 1.0)
         assert more_bandwidth.hit_share == now.hit_share
         assert now.utilization is not None
+
+
+async def learned(node: PlannedNode, stream: str, indices: Iterable[int] = range(FILES)) -> Job:
+    """Return a job whose workers have told the files of some samples."""
+    job = Job(node, stream, digest=b"")
+    job.key = "key"
+    job.start = PlanStart(stream, "train", 0, 1, "key", b"", FILES, 4)
+    await job.begin(shuffled(1))
+    samples = {index: [node.paths[index]] for index in indices}
+    if samples:
+        await job.learn(samples)
+    return job
+
+
+async def test_a_loader_that_is_made_anew_goes_on_with_what_was_learned(node: PlannedNode) -> None:
+    """Programs make one for each epoch. The node hears of its end before that of the next one's begin."""
+    async with node.running():
+        await learned(node, "first")
+        node.plans.end("first")
+        await node.settle(300)
+        second = await learned(node, "second", ())
+        assert second.reader.state == "planned"
+        await node.settle()
+        assert node.cached() == set(range(FILES))
+        second.progress(FILES)
+        assert second.reader.hits == FILES
+
+
+async def test_what_was_learned_is_forgotten_after_a_while(node: PlannedNode) -> None:
+    async with node.running():
+        await learned(node, "first")
+        node.plans.end("first")
+        assert len(node.planned.numbers) == FILES
+        await pass_time(KEPT_S + 1)
+        assert len(node.planned.numbers) == 0
+        assert (await learned(node, "second", ())).reader.state == "learning"
+
+
+async def test_what_was_learned_wrongly_is_not_kept(node: PlannedNode) -> None:
+    async with node.running():
+        job = await learned(node, "first")
+        await job.learn({7: [node.paths[8]]})
+        assert job.reader.state == "unreliable"
+        node.plans.end("first")
+        second = await learned(node, "second")
+        assert second.reader.state == "planned"
+        node.plans.end("second")
+        await second.learn({7: [node.paths[8]]})  # of a worker that is late
+        assert (await learned(node, "third")).reader.state == "planned"
+
+
+async def test_another_data_set_with_the_key_takes_the_place_of_one_that_is_kept(node: PlannedNode) -> None:
+    async with node.running():
+        await learned(node, "first")
+        node.plans.end("first")
+        job = Job(node, "second", samples=FILES - 1)
+        job.key = "key"
+        job.start = PlanStart("second", "train", 0, 1, "key", b"", FILES - 1, 4)
+        await job.begin(range(FILES - 1))
+        assert job.reader.state == "learning"
+        node.plans.end("second")
+        named = Job(node, "third")
+        named.start = PlanStart("third", "train", 0, 1, "key", b"digest", FILES, 4)
+        await named.begin(shuffled(1))
+        assert named.reader.state == "planned"
+
+
+async def test_what_is_kept_gives_way_to_plans(tmp_path: Path) -> None:
+    """All plans together are bounded, and maps without a stream go first."""
+    node = PlannedNode(tmp_path, FILES, samples_max=4 * FILES)
+    async with node.running():
+        await learned(node, "first")
+        node.plans.end("first")
+        for number in range(1, 3):
+            job = Job(node, f"job {number}", digest=b"")
+            await job.begin(shuffled(number))
+            node.plans.end(f"job {number}")
+        large = Job(node, "large", digest=b"", samples=2 * FILES)
+        node.plans.start(large.start)
+        assert len(node.plans._learned) == 1
+
+
+async def test_few_maps_are_kept(node: PlannedNode) -> None:
+    async with node.running():
+        for number in range(KEPT_MAX + 3):
+            job = Job(node, f"job {number}", digest=b"")
+            await job.begin(shuffled(number))
+            await job.learn({0: [node.paths[0]]})
+            node.plans.end(f"job {number}")
+        assert len(node.plans._learned) == KEPT_MAX
+
+
+async def test_numbers_of_many_files_are_not_kept(node: PlannedNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_table, "KEPT_NUMBERS_MAX", FILES - 1)
+    async with node.running():
+        await learned(node, "first")
+        node.plans.end("first")
+        assert len(node.planned.numbers) == len(node.plans._learned) == 0
