@@ -59,7 +59,10 @@ _TRUSTED = frozenset(KNOWN) | frozenset(
 )
 """Packages and modules whose own code keeps no state that a sampler draws from."""
 _REFUSED_BUILTINS = frozenset(
-    ("exec", "eval", "compile", "globals", "vars", "setattr", "delattr", "__import__", "open", "input")
+    (
+        *("exec", "eval", "compile", "globals", "vars", "setattr", "delattr", "__import__", "open", "input"),
+        *("print", "breakpoint"),
+    )
 )
 _REFUSED_NAMES = frozenset(
     (
@@ -86,6 +89,17 @@ _NEVER_CALLED = frozenset(
 """Methods that neither a deep copy nor an iteration calls, unless code names them or makes an object of the class."""
 _CALLED_BY_COPY = frozenset(("append", "extend"))
 """Methods of kinds of lists that a deep copy calls."""
+_LOG_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "warn": logging.WARNING,
+    "error": logging.ERROR,
+    "exception": logging.ERROR,
+    "critical": logging.CRITICAL,
+    "fatal": logging.CRITICAL,
+}
+"""Methods of loggers, and functions of logging, that write a line."""
 _DEVICE_NAMES = frozenset(("cuda", "mps", "xpu", "manual_seed_all", "fork_rng"))
 _ATOMS = (
     *(type(None), bool, int, float, complex, str, bytes, range, type(Ellipsis), type(NotImplemented)),
@@ -144,6 +158,8 @@ class _Check:
         self._known_classes: set[type] = set()
         self._classes: dict[type, bool] = {}  # whether code may make objects of it
         self._modules: dict[int, types.ModuleType] = {}
+        self._loggers: dict[int, logging.Logger] = {}
+        self._log_names: set[str] = set()
         self._count = 0
 
     @property
@@ -159,6 +175,8 @@ class _Check:
                 self._members(kind, is_made=is_made)
             for module in list(self._modules.values()):
                 self._attributes(module)
+        for logger in self._loggers.values():
+            self._logger(logger)
 
     # what a deep copy copies
 
@@ -177,6 +195,7 @@ class _Check:
         kind = type(value)
         if is_a(value, (*_ATOMS, Enum)):
             self._derived(value)
+            self._note_logger(value)
             return
         if is_a(value, (type, types.FunctionType, types.BuiltinFunctionType, property)):
             self.value(value, f"{_named(value)} within the sampler")
@@ -235,6 +254,7 @@ class _Check:
         self._shared[id(value)] = value
         self._bound()
         self._derived(value)
+        self._note_logger(value)
         if not is_a(value, (*_ATOMS, Enum)):
             self._value(value, where)
 
@@ -332,6 +352,7 @@ class _Check:
         if refused:
             raise SharesState(f"what {min(refused)} reaches in {where}")
         self._names |= names.attributes | names.texts
+        self._log_names |= names.attributes & _LOG_LEVELS.keys()
         if _has_accelerator() and (names.attributes | names.texts) & _DEVICE_NAMES:
             raise SharesState(f"the random generator of an accelerator, in {where}")
         for name in names.variables:
@@ -405,6 +426,20 @@ class _Check:
             if key not in self._checked:
                 self._checked[key] = module
                 self.value(variables[attribute], f"the variable {attribute} of the module {name}")
+
+    def _note_logger(self, value: Any) -> None:
+        if is_a(value, logging.Logger):
+            self._loggers[id(value)] = value
+        elif is_a(value, logging.LoggerAdapter):
+            self._note_logger(vars(value).get("logger"))
+        elif value is logging:
+            self._loggers[id(logging.root)] = logging.root
+
+    def _logger(self, logger: logging.Logger) -> None:
+        """Raise SharesState if a copy would write lines to a log: the program writes them, too."""
+        for name in sorted(self._log_names):
+            if logging.Logger.isEnabledFor(logger, _LOG_LEVELS[name]):
+                raise SharesState(f"the logger {logger.name}, by its {name}()")
 
     def _bound(self) -> None:
         self._count += 1

@@ -27,6 +27,7 @@ class PlanConnection:
 
     def __init__(self, socket_path: str, *, timeout_s: float) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
+        self._identity = _identity_of(self._socket.fileno())
         try:
             self._socket.settimeout(timeout_s)
             self._socket.connect(socket_path)
@@ -37,6 +38,7 @@ class PlanConnection:
 
     def ask(self, kind: str, **fields: Value) -> dict[str, Value]:
         """Send a message and return the fields of its answer."""
+        self._check()
         self._socket.sendall(encoded(kind, **fields))
         answer = decoded(self._receive(int.from_bytes(self._receive(4), "little")))
         if answer.get("type") == "Failure":
@@ -52,7 +54,19 @@ class PlanConnection:
         self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        try:
+            self._check()
+        except OSError:
+            return
         self._socket.close()
+
+    def _check(self) -> None:
+        """Raise OSError if the program has closed the socket, as those do that close all descriptors. Its number may
+        then be that of another file."""
+        descriptor = self._socket.fileno()
+        if descriptor < 0 or _identity_of(descriptor) != self._identity:
+            self._socket.detach()
+            raise OSError("the program has closed the connection")
 
     def _receive(self, count: int) -> bytes:
         if count > ANSWER_BYTES_MAX:
@@ -64,6 +78,11 @@ class PlanConnection:
                 raise ConnectionResetError("the node closed the connection")
             received += part
         return bytes(received)
+
+
+def _identity_of(descriptor: int) -> tuple[int, int]:
+    stat = os.fstat(descriptor)
+    return stat.st_dev, stat.st_ino
 
 
 def encoded(kind: str, **fields: Value) -> bytes:

@@ -7,14 +7,16 @@ objects that the program made.
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 import weakref
 from array import array
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .data_set_keys import data_set_key
 from .mounts import MountedPaths, mounts_of_process
-from .opened_files import OpenedSampleFiles, data_set_key, data_set_of_batch, end_batch
+from .opened_files import MarkedDataSet, OpenedSampleFiles, end_batch
 from .reporter import ReportedStream, Reporter
 from .sample_extents import SampleExtents, extents_of
 from .sample_files import files_of
@@ -25,7 +27,8 @@ SOCKET, JOB, MOUNTS = "HEADRACE_PLAN_SOCKET", "HEADRACE_PLAN_JOB", "HEADRACE_PLA
 """Variables of the environment by which `headrace run` says where to report, for which job, and what is mounted."""
 WATCHER = "_headrace_watcher"
 """Attribute of torch.utils.data.dataloader that holds the watcher of this process."""
-_EPOCH = "_headrace_epoch"
+_EPOCH, _MARKED = "_headrace_epoch", "_headrace_marked"
+"""Attributes of a loader's iterator, and of its fetcher."""
 
 
 def watch_all_loaders(dataloader: Any) -> None:
@@ -49,16 +52,20 @@ def patch(dataloader: Any, watcher: Watcher) -> None:
         return take(self) if batches is None else next(batches)
 
     def build_fetcher(self: Any, dataset: Any, auto_collation: bool, *rest: Any) -> None:  # noqa: FBT001
-        build(self, watcher.marked(dataset, auto_collation), auto_collation, *rest)
+        build(self, dataset, auto_collation, *rest)
+        self.__dict__[_MARKED] = watcher.marked(dataset, auto_collation)
 
     def fetch_batch(self: Any, index: Any) -> Any:
-        dataset = self.dataset
-        self.dataset = data_set_of_batch(dataset)
+        # between batches the fetcher has the program's own data set: torchdata asks that for its state
+        dataset, marked = self.dataset, self.__dict__.get(_MARKED)
+        if not isinstance(marked, MarkedDataSet) or marked.data_set is not dataset:
+            return load(self, index)
+        self.dataset = marked.of_batch()
         try:
             return load(self, index)
         finally:
             self.dataset = dataset
-            end_batch(dataset)
+            end_batch(marked)
 
     def build_iterable_fetcher(self: Any, dataset: Any, *rest: Any) -> None:
         build_iterable(self, dataset if watcher.shards is None else watcher.shards.watched(dataset), *rest)
@@ -91,7 +98,8 @@ class Watcher:
     ) -> None:
         self._chosen_only = chosen_only
         self._pid = os.getpid()
-        self._reporter = Reporter(socket_path, job, mounts)
+        self._node = socket_path, job, mounts
+        self._reporter = Reporter(*self._node)
         self._opened_files = OpenedSampleFiles(socket_path, mounts)
         self.shards = None if chosen_only else ShardStreams(socket_path, job, mounts, self._reporter)
         self._streams: dict[int, ReportedStream] = {}  # by the id of the index sampler, until that is gone
@@ -127,7 +135,7 @@ class Watcher:
     def _begin(self, loading: Any) -> Iterator[Any] | None:
         """Learn the order of an epoch before its first index is taken. Return None for a loader without a plan."""
         sampler = loading._index_sampler
-        if id(sampler) in self._unplanned or os.getpid() != self._pid:
+        if id(sampler) in self._unplanned or not self._is_of_process():
             return None
         if self._chosen_only and id(sampler) not in self._chosen:
             return None
@@ -143,6 +151,17 @@ class Watcher:
         except Exception as error:  # noqa: BLE001 - no error of ours reaches the program
             self._give_up(sampler, repr(error))
         return None
+
+    def _is_of_process(self) -> bool:
+        """Return whether this process plans loaders. A trainer that was forked begins anew; the workers of a loader
+        have no plans."""
+        if os.getpid() == self._pid:
+            return True
+        if sys.modules["torch.utils.data"].get_worker_info() is not None:
+            return False
+        self._pid, self._streams = os.getpid(), {}
+        self._reporter = Reporter(*self._node)
+        return True
 
     def _plan(self, loading: Any, sampler: Any) -> Iterator[Any]:
         rank, world = rank_and_world()
@@ -229,6 +248,7 @@ class _CountedBatches:
         self._batches = order.batches or loading._sampler_iter
         self._sampler = loading._index_sampler
         self._stream = stream
+        self._epoch = stream.current
         self._give_up = give_up
         self._is_copy = order.batches is None
         self._position = 0
@@ -250,4 +270,5 @@ class _CountedBatches:
             self._give_up(self._sampler, "its sampler gave another order than its copy")
         count = len(batch) if hasattr(batch, "__len__") else 1
         self._position += count
-        self._stream.take(count)
+        if self._stream.current is self._epoch:  # else another iterator of the loader has begun a later one
+            self._stream.take(count)

@@ -11,12 +11,14 @@ import sys
 import time
 from collections.abc import Callable
 from multiprocessing import parent_process
+from threading import get_ident
 from typing import Any
 
+from .data_set_keys import data_set_key
 from .frames import PlanConnection, PlanRefusedError
 from .mounts import MountedPaths
 from .sample_extents import has_extents
-from .sample_files import is_known
+from .sample_files import DEPTH_MAX, is_known
 from .samplers import SAMPLES_MAX
 
 TIMEOUT_S = 2.0
@@ -27,15 +29,18 @@ BATCHES_LATER = 64
 first batches opened no file of a mount."""
 RETRY_S = 60.0
 """Seconds after which a process reports again, after the node did not answer. It waited TIMEOUT_S for that."""
-NAME_MAX = 512
 OPENED_MAX = 1 << 16
 """Files of one batch that are noted. It is what a message may have."""
 
 
-def data_set_key(data_set: Any, pid: int) -> str:
-    """Return what the processes of a loader call its data set. pid: of the process that has the loader."""
-    kind = type(data_set)
-    return f"{pid}:{kind.__module__}.{kind.__qualname__}"[:NAME_MAX] + f":{len(data_set)}"
+class _LoadedSample:
+    """Notes the files that are opened for one sample. index: None if they are not noted."""
+
+    __slots__ = ("index", "opened")
+
+    def __init__(self, index: int | None, opened: list[tuple[int, str]]) -> None:
+        self.index = index
+        self.opened = opened
 
 
 class OpenedSampleFiles:
@@ -44,34 +49,35 @@ class OpenedSampleFiles:
     def __init__(self, socket_path: str, mounts: MountedPaths) -> None:
         self._socket_path = socket_path
         self._mounts = mounts
-        self.index: int | None = None
-        """The sample that this process loads; None: none, or its files are not noted."""
-        self._opened: list[tuple[int, str]] = []
+        self.loaded: dict[int, _LoadedSample] = {}
+        """The sample that each thread loads now. One sample may load others: then it is the innermost."""
         self._is_hooked = False
         self._silent_until_s = 0.0
 
     def mark(self, data_set: Any, *, auto_collation: bool) -> Any:
         """Return what a fetcher is to read instead of its data set: the data set itself where nothing can be learned,
         as a batch that is read in one call doesn't say which file is whose."""
-        if not auto_collation or getattr(data_set, "__getitems__", None) or not hasattr(data_set, "__len__"):
+        if not auto_collation or not hasattr(data_set, "__len__"):
+            return data_set
+        if getattr(data_set, "__getitems__", None) and not _is_subset_of_single_samples(data_set):
             return data_set
         if not self._is_hooked:
             self._is_hooked = True
             sys.addaudithook(_audit_hook(self))
-        return _MarkedDataSet(data_set, self)
+        return MarkedDataSet(data_set, self)
 
-    def load(self, data_set: Any, index: Any) -> Any:
-        """Load a sample, and note the files that are opened meanwhile."""
-        self.index = index if isinstance(index, int) and index >= 0 else None
+    def load(self, data_set: Any, index: Any, opened: list[tuple[int, str]]) -> Any:
+        """Load a sample, and append the files that are opened meanwhile: (index, path)."""
+        thread = get_ident()
+        outer = self.loaded.get(thread)
+        self.loaded[thread] = _LoadedSample(index if isinstance(index, int) and index >= 0 else None, opened)
         try:
             return data_set[index]
         finally:
-            self.index = None
-
-    def take(self) -> list[tuple[int, str]]:
-        """Return the (index, path) of all noted files, and forget them."""
-        opened, self._opened = self._opened, []
-        return opened
+            if outer is None:
+                del self.loaded[thread]
+            else:
+                self.loaded[thread] = outer
 
     def in_mounts(self, opened: list[tuple[int, str]]) -> list[tuple[int, str]]:
         """Return the noted files that are in a mount, with their paths in the namespace."""
@@ -95,13 +101,29 @@ class OpenedSampleFiles:
             return False
         return True
 
-    def note_open(self, index: int, path: object, flags: object) -> None:
-        """Note a file that was opened for a sample, if it was opened to be read."""
+    def note_open(self, path: object, flags: object) -> None:
+        """Note a file that was opened to be read, for the sample that this thread loads. If only one is being loaded,
+        other threads may open its files."""
+        sample = self.loaded.get(get_ident())
+        if sample is None:
+            samples = list(self.loaded.values())
+            sample = samples[0] if len(samples) == 1 else None
+        if sample is None or sample.index is None or len(sample.opened) >= OPENED_MAX:
+            return
         if isinstance(path, bytes):
             path = os.fsdecode(path)
-        is_read = isinstance(flags, int) and flags & os.O_ACCMODE == os.O_RDONLY
-        if isinstance(path, str) and is_read and len(self._opened) < OPENED_MAX:
-            self._opened.append((index, path))
+        if isinstance(path, str) and isinstance(flags, int) and flags & os.O_ACCMODE == os.O_RDONLY:
+            sample.opened.append((sample.index, path))
+
+
+def _is_subset_of_single_samples(data_set: Any) -> bool:
+    """Return whether a data set is a Subset of torch whose batches are loaded sample by sample."""
+    torch_subset = sys.modules["torch.utils.data"].Subset
+    for _ in range(DEPTH_MAX):
+        if type(data_set) is not torch_subset:
+            return not callable(getattr(data_set, "__getitems__", None))
+        data_set = data_set.dataset
+    return False
 
 
 def _audit_hook(files: OpenedSampleFiles) -> Callable[[str, tuple[Any, ...]], None]:
@@ -109,44 +131,54 @@ def _audit_hook(files: OpenedSampleFiles) -> Callable[[str, tuple[Any, ...]], No
     hook does not have, which takes a method longer than all else here."""
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        index = files.index
-        if index is not None and event == "open" and len(arguments) == 3:  # libraries may raise events, too
+        if files.loaded and event == "open" and len(arguments) == 3:  # libraries may raise events, too
             path, _, flags = arguments
-            files.note_open(index, path, flags)
+            files.note_open(path, flags)
 
     return audit
 
 
-class _MarkedDataSet:
+class MarkedDataSet:
     """Stand for a data set in the process that loads its samples, and report the files that are opened for each."""
 
     def __init__(self, data_set: Any, files: OpenedSampleFiles) -> None:
         torch_data = sys.modules["torch.utils.data"]
         parent = None if torch_data.get_worker_info() is None else parent_process()
-        self._data_set = data_set
+        self.data_set = data_set
+        # torch asks for it: None if samples are loaded one by one
+        self.__getitems__ = self._load_subset if getattr(data_set, "__getitems__", None) else None
         self._files = files
         self._key = data_set_key(data_set, os.getpid() if parent is None else int(parent.pid or 0))
         self._is_known = is_known(data_set) or has_extents(data_set)
         self._loaded = bytearray(0 if self._is_known else min(len(data_set), SAMPLES_MAX))
         self._missing = len(self._loaded)
+        self._opened: list[tuple[int, str]] = []
         self._batches = 0
         self._are_noted = True
         self._outside = 0
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_data_set"], name)
+        return getattr(self.__dict__["data_set"], name)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._files.load(self._data_set, index)
+        return self._files.load(self.data_set, index, self._opened)
+
+    def _load_subset(self, indices: Any) -> list[Any]:
+        """Load a batch of a Subset, sample by sample, as that does."""
+        indices = list(indices)
+        if any(isinstance(index, list) for index in indices):
+            return list(self.data_set.__getitems__(indices))
+        return [self[index] for index in indices]
 
     def of_batch(self) -> Any:
         """Return what loads the next batch: the data set itself, if its files are not noted."""
-        return self if self._are_noted else self._data_set
+        return self if self._are_noted else self.data_set
 
     def end_batch(self) -> None:
         """Report the files of a batch, unless enough is known. Decide whether those of the next one are noted."""
         if self._are_noted:
-            self._report(self._files.take())
+            opened, self._opened = self._opened, []
+            self._report(opened)
         self._batches += 1
         is_checked = self._batches < BATCHES_FIRST or self._batches % BATCHES_LATER == 0
         is_learned = self._missing and self._outside < BATCHES_FIRST
@@ -163,15 +195,9 @@ class _MarkedDataSet:
                 self._missing -= 1
 
 
-def data_set_of_batch(data_set: Any) -> Any:
-    """Return what a fetcher loads its next batch from."""
-    return data_set.of_batch() if isinstance(data_set, _MarkedDataSet) else data_set
-
-
-def end_batch(data_set: Any) -> None:
+def end_batch(marked: MarkedDataSet) -> None:
     """Say that a fetcher has loaded a batch."""
-    if isinstance(data_set, _MarkedDataSet):
-        try:
-            data_set.end_batch()
-        except Exception:  # noqa: BLE001 - no error of ours reaches the program
-            pass
+    try:
+        marked.end_batch()
+    except Exception:  # noqa: BLE001 - no error of ours reaches the program
+        pass

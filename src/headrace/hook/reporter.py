@@ -6,9 +6,11 @@ without a plan.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import hashlib
 import os
+import signal
 import sys
 import threading
 from array import array
@@ -110,7 +112,7 @@ class Reporter:
         self._connection: PlanConnection | None = None
         self._wake = threading.Event()
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="headrace-plan", daemon=True)
+        self._ended = threading.Event()
         self._pid = 0
         self._said: set[str] = set()
 
@@ -119,7 +121,8 @@ class Reporter:
         self._streams.append(stream)
         if not self._pid:
             self._pid = os.getpid()
-            self._thread.start()
+            self._start()
+            os.register_at_fork(after_in_child=self._leave_to_parent)
             atexit.register(self.stop)
             if parent_process() is not None:  # such a process ends without Python's exit handlers
                 Finalize(None, self.stop, exitpriority=1)
@@ -137,7 +140,28 @@ class Reporter:
             except Exception:  # noqa: BLE001 - it is None, closed, or its disk is full
                 pass
 
+    def _start(self) -> None:
+        """Start the thread. Programs may wait for all threads of `threading.enumerate()`, trace them, and wait for
+        signals that they block: this one is no such thread, and takes no signal."""
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            _thread.start_new_thread(self._run, ())
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+    def _leave_to_parent(self) -> None:
+        """Close the connection in a process that the program has forked. That may close all descriptors, and use
+        their numbers for its own files."""
+        if self._connection is not None:
+            self._connection.close()
+
     def _run(self) -> None:
+        try:
+            self._report_until_end()
+        finally:
+            self._ended.set()
+
+    def _report_until_end(self) -> None:
         while not self._ending.is_set():
             try:
                 self._wake.clear()
@@ -246,14 +270,14 @@ class Reporter:
             return
         self._ending.set()
         self._wake.set()
-        self._thread.join(CLOSE_TIMEOUT_S)
+        self._ended.wait(CLOSE_TIMEOUT_S)
         connection = self._connection
         if connection is None:
             return
         try:
-            if self._thread.is_alive():
+            if not self._ended.is_set():
                 connection.interrupt()  # the thread waits for the node
-                self._thread.join(CLOSE_TIMEOUT_S)
+                self._ended.wait(CLOSE_TIMEOUT_S)
                 return
             connection.hurry(CLOSE_TIMEOUT_S)
             for stream in self._streams:

@@ -26,9 +26,10 @@ from .stand_ins import RefusedParts, stand_in_for
 
 SAMPLES_MAX = 50_000_000
 """Samples of one epoch that are learned. An order without an end is learned so far, at 4 bytes a sample."""
-COPY_S_MAX = 2.0
-"""Seconds for which the copy of a sampler runs. What it has not given by then is not learned."""
+LEARN_S_MAX = 2.0
+"""Seconds for which a sampler is drained, or its copy runs. What it has not given by then is not learned."""
 _COPIED_AT_ONCE = 1024
+_TAKEN_AT_ONCE = 1 << 16
 _SHARED = ("data_source", "dataset", "data_set", "_dataset")
 """Attributes of a sampler that a copy shares with it: data sets can be as large as the memory."""
 
@@ -92,9 +93,7 @@ def learn(
     if kind is sys.modules["torch.utils.data"].BatchSampler and _is_drained(index_sampler.sampler):
         return _drained(iterator, index_sampler.batch_size)
     if (kind.__module__, kind.__name__) == _STATEFUL_BATCHES and _is_drained(index_sampler.sampler):
-        indices = _drained_within(index_sampler, iterator)
-        is_whole = len(indices) + index_sampler.batch_size <= SAMPLES_MAX
-        return LearnedOrder(indices, None, is_whole=is_whole)
+        return _drained_within(index_sampler, iterator)
     if world > 1 and not is_chosen and not _is_known(index_sampler):
         raise NotPlannable(
             f"{_name_of(index_sampler)} may wait for other ranks; headrace.plan.watch(loader) permits a copy"
@@ -110,14 +109,25 @@ def _drained(iterator: Any, batch_size: int) -> LearnedOrder:
     """Take all that the loader's own iterator gives. batch_size: 0 for one that gives indices."""
     indices = array("I")
     rest: Iterator[Any] = iterator
+    is_whole = True
     try:
-        limit = SAMPLES_MAX // max(1, batch_size)
-        indices.extend(
-            chain.from_iterable(islice(iterator, limit)) if batch_size else islice(iterator, limit)
-        )
+        is_whole = _take_all(indices, iterator, batch_size)
     except Exception as error:  # noqa: BLE001 - the program sees it where its sampler would have raised it
         rest = _raising(error)
-    return LearnedOrder(indices, chain(_replayed(indices, batch_size), rest))
+    return LearnedOrder(indices, chain(_replayed(indices, batch_size), rest), is_whole=is_whole)
+
+
+def _take_all(indices: array[int], iterator: Any, batch_size: int) -> bool:
+    """Append what an iterator gives, for a while: the program waits for it. Return whether that was all."""
+    size, end_s = max(1, batch_size), time.monotonic() + LEARN_S_MAX
+    while len(indices) + size <= SAMPLES_MAX and time.monotonic() < end_s:
+        count = max(1, min(_TAKEN_AT_ONCE, SAMPLES_MAX - len(indices)) // size)
+        end = len(indices) + count * size
+        part = islice(iterator, count)
+        indices.extend(chain.from_iterable(part) if batch_size else part)
+        if len(indices) < end:
+            return True
+    return False
 
 
 def _replayed(indices: array[int], batch_size: int) -> Iterator[Any]:
@@ -133,12 +143,12 @@ def _raising(error: Exception) -> Iterator[Any]:
     yield
 
 
-def _drained_within(index_sampler: Any, iterator: Any) -> array[int]:
+def _drained_within(index_sampler: Any, iterator: Any) -> LearnedOrder:
     """Take all indices from the sampler within the iterator of a StatefulDataLoader. The iterator itself, whose state
     the program may save, goes on as it would."""
     taken = _drained(iterator.sampler_iter, 0)
     setattr(iterator, "sampler_iter", taken.batches)  # noqa: B010 - an object of torchdata
-    return _whole_batches(index_sampler, taken.indices)
+    return LearnedOrder(_whole_batches(index_sampler, taken.indices), None, is_whole=taken.is_whole)
 
 
 def _whole_batches(index_sampler: Any, indices: array[int]) -> array[int]:
@@ -271,7 +281,7 @@ def _has_own_generator(index_sampler: Any) -> bool:
 
 def _first_indices(indices: Iterator[int]) -> tuple[array[int], bool]:
     """Take indices for a while: the program waits for it."""
-    order, end_s = array("I"), time.monotonic() + COPY_S_MAX
+    order, end_s = array("I"), time.monotonic() + LEARN_S_MAX
     while len(order) < SAMPLES_MAX and time.monotonic() < end_s:
         part = array("I", islice(indices, _COPIED_AT_ONCE))
         order.extend(part)

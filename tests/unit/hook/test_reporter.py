@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import threading
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,63 +10,15 @@ from pathlib import Path
 import pytest
 
 from headrace.hook import reporter as reporter_module
-from headrace.hook.frames import encoded
 from headrace.hook.mounts import MountedPaths
 from headrace.hook.reporter import ReportedStream, Reporter
-from headrace.wire.frame import decode_request
-
-
-class Node:
-    """Answers plans with Done. refused: kinds of messages that it refuses so often. is_used: what it says of data
-    sets."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.received: list[str] = []
-        self.refused: dict[str, int] = {}
-        self.is_used = True
-        self.heard = threading.Condition()
-        self._listening = socket.socket(socket.AF_UNIX)
-        self._listening.bind(str(path))
-        self._listening.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def wait_for(self, kind: str, count: int = 1) -> None:
-        with self.heard:
-            assert self.heard.wait_for(lambda: self.received.count(kind) >= count, timeout=20), self.received
-
-    def close(self) -> None:
-        self._listening.close()
-
-    def _accept(self) -> None:
-        try:
-            while True:
-                connection, _ = self._listening.accept()
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-        except OSError:
-            pass
-
-    def _serve(self, connection: socket.socket) -> None:
-        with connection, connection.makefile("rb") as stream:
-            while head := stream.read(4):
-                kind = type(decode_request(stream.read(int.from_bytes(head, "little")))).__name__
-                left = self.refused.get(kind, 0)
-                self.refused[kind] = left - 1
-                answer = (
-                    encoded("PlanNoted", used=self.is_used) if kind == "PlanProgress" else encoded("Done")
-                )
-                if left > 0:
-                    answer = encoded("Failure", what="it", why="is unknown")
-                with self.heard:
-                    self.received.append(kind)
-                    self.heard.notify_all()
-                connection.sendall(answer)
+from tests.unit.hook.answering_node import AnsweringNode
 
 
 @pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnsweringNode]:
     monkeypatch.setattr(reporter_module, "INTERVAL_S", 0.02)
-    node = Node(tmp_path / "node")
+    node = AnsweringNode(tmp_path / "node")
     yield node
     node.close()
 
@@ -81,7 +31,7 @@ def stream_of(**options: object) -> ReportedStream:
 
 
 def test_a_stream_that_the_node_has_forgotten_is_sent_again(
-    node: Node, capsys: pytest.CaptureFixture[str]
+    node: AnsweringNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node.refused["PlanProgress"] = 2
     reporter = Reporter(str(node.path), "job", MountedPaths([]))
@@ -93,7 +43,9 @@ def test_a_stream_that_the_node_has_forgotten_is_sent_again(
     node.wait_for("PlanEnd")
 
 
-def test_a_node_that_refuses_each_time_is_left_alone(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_that_refuses_each_time_is_left_alone(
+    node: AnsweringNode, capsys: pytest.CaptureFixture[str]
+) -> None:
     node.refused["PlanProgress"] = 1000
     reporter = Reporter(str(node.path), "job", MountedPaths([]))
     reporter.add(stream_of())
@@ -104,7 +56,7 @@ def test_a_node_that_refuses_each_time_is_left_alone(node: Node, capsys: pytest.
 
 
 def test_a_data_set_outside_of_all_mounts_is_reported_rarely(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: AnsweringNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporter_module, "IDLE_INTERVAL_S", 60.0)
     node.is_used = False
@@ -123,7 +75,7 @@ def test_a_data_set_outside_of_all_mounts_is_reported_rarely(
 
 
 def test_a_data_set_that_fails_ends_its_own_stream_only(
-    node: Node, capsys: pytest.CaptureFixture[str]
+    node: AnsweringNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Failing(list[str]):
         def __getitem__(self, index: object) -> str:  # type: ignore[override]
@@ -137,16 +89,18 @@ def test_a_data_set_that_fails_ends_its_own_stream_only(
     assert "of the program" in capsys.readouterr().err
 
 
-def test_a_refused_greeting_ends_the_thread_quietly(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_greeting_ends_the_thread_quietly(
+    node: AnsweringNode, capsys: pytest.CaptureFixture[str]
+) -> None:
     node.refused["Hello"] = 1000
     reporter = Reporter(str(node.path), "job", MountedPaths([]))
     reporter.add(stream_of())
     node.wait_for("Hello")
-    reporter._thread.join(20)
+    assert reporter._ended.wait(60)
     assert "the job runs without a plan" in capsys.readouterr().err
 
 
-def test_a_forked_process_ends_no_stream_of_its_parent(node: Node) -> None:
+def test_a_forked_process_ends_no_stream_of_its_parent(node: AnsweringNode) -> None:
     reporter = Reporter(str(node.path), "job", MountedPaths([]))
     reporter.add(stream_of())
     node.wait_for("PlanProgress")
@@ -158,3 +112,37 @@ def test_a_forked_process_ends_no_stream_of_its_parent(node: Node) -> None:
     node.wait_for("PlanProgress", node.received.count("PlanProgress") + 3)
     assert "PlanEnd" not in node.received
     reporter.stop()
+
+
+def test_a_forked_process_has_no_connection_of_its_parent(node: AnsweringNode) -> None:
+    """It may close all descriptors, and open files that then have their numbers."""
+    reporter = Reporter(str(node.path), "job", MountedPaths([]))
+    reporter.add(stream_of())
+    node.wait_for("PlanProgress")
+    assert reporter._connection is not None
+    child = os.fork()
+    if child == 0:
+        os._exit(reporter._connection._socket.fileno() + 1)
+    assert os.waitpid(child, 0)[1] == 0
+    reporter.stop()
+
+
+def test_a_program_may_close_the_connection(
+    node: AnsweringNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its descriptor is that of another file then, which is left alone. The reporter connects again."""
+    monkeypatch.setattr(reporter_module, "RETRY_S", 0.02)
+    reporter = Reporter(str(node.path), "job", MountedPaths([]))
+    reporter.add(stream_of())
+    node.wait_for("PlanProgress")
+    connection = reporter._connection
+    assert connection is not None
+    descriptor = connection._socket.fileno()
+    with open(tmp_path / "own", "wb") as own:
+        os.dup2(own.fileno(), descriptor)
+        node.wait_for("Hello", 2)
+        node.wait_for("PlanProgress", node.received.count("PlanProgress") + 1)
+        assert os.path.sameopenfile(descriptor, own.fileno())
+    os.close(descriptor)
+    reporter.stop()
+    assert (tmp_path / "own").read_bytes() == b""

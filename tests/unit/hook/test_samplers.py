@@ -8,6 +8,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from torch.utils.data import (
 )
 
 from headrace.hook import samplers
+from headrace.hook.loaders import _CountedBatches
+from headrace.hook.reporter import ReportedStream
 from headrace.hook.samplers import LearnedOrder, NotPlannable, learn, next_epoch
 
 SAMPLES = range(103)
@@ -212,7 +215,7 @@ class Endless(Sampler[int]):
 
 
 def test_a_sampler_without_an_end_holds_the_program_up_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samplers, "COPY_S_MAX", 0.05)
+    monkeypatch.setattr(samplers, "LEARN_S_MAX", 0.05)
     begin_s = time.monotonic()
     order = learn(Endless(), iter(Endless()), world=1)
     assert time.monotonic() - begin_s < 5
@@ -220,3 +223,46 @@ def test_a_sampler_without_an_end_holds_the_program_up_for_a_moment(monkeypatch:
     assert order.indices[: count // 2].tolist() == list(range(count // 2))
     assert order.agrees(count - 1, [count - 1, count])
     assert not order.agrees(0, [1])
+
+
+def test_a_sampler_without_an_end_is_drained_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program waits for it. Programs give such a sampler as many samples as they may ever need."""
+    monkeypatch.setattr(samplers, "LEARN_S_MAX", 0.01)
+
+    def build() -> BatchSampler:
+        torch.manual_seed(5)
+        return BatchSampler(RandomSampler(SAMPLES, replacement=True, num_samples=10**9), 8, drop_last=False)
+
+    batches = build()
+    order = learn(batches, iter(batches), world=1)
+    assert not order.is_whole
+    assert 0 < len(order.indices) < samplers.SAMPLES_MAX
+    assert order.batches is not None
+    count = len(order.indices) // 8 + 3
+    taken = list(islice(order.batches, count))
+    assert taken == list(islice(build(), count))
+    assert order.indices.tolist() == [index for batch in taken[:-3] for index in batch]
+
+
+def test_two_iterators_of_a_loader_are_counted_apart() -> None:
+    """Only the one that began last is reported."""
+    sampler: Any = BatchSampler(SequentialSampler(range(8)), 4, drop_last=False)
+    stream = ReportedStream(
+        id="a",
+        key="k",
+        files=None,
+        samples=8,
+        batch_size=4,
+        rank=0,
+        world=1,
+        index_sampler=lambda: None,
+    )
+    iterators = []
+    for _ in range(2):
+        loading = SimpleNamespace(_sampler_iter=iter(sampler), _index_sampler=sampler)
+        order = learn(sampler, loading._sampler_iter, world=1)
+        stream.begin(order.indices)
+        iterators.append(_CountedBatches(order, loading, stream, lambda *_: None))
+    for older, newer in zip(*iterators, strict=True):
+        assert older == newer
+    assert stream.position == 8

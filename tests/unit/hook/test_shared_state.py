@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -152,3 +153,31 @@ def test_deep_and_large_parts_of_a_data_set_are_refused(build: Callable[[Any], A
     sampler.data_source.weights = doubled(build, times)
     with pytest.raises(NotPlannable, match="deep or large lists of a data set"):
         learn(sampler, iter(sampler), world=1)
+
+
+LOGGER = logging.getLogger(__name__)
+
+
+class Prints(shared_state_program.Own):
+    def draw(self) -> int:
+        print("drawing")
+        return super().draw()
+
+
+class Logs(shared_state_program.Own):
+    def draw(self) -> int:
+        LOGGER.info("drawing")
+        return super().draw()
+
+
+def test_a_sampler_that_writes_lines_is_not_copied(caplog: pytest.LogCaptureFixture) -> None:
+    """A copy would write them, too."""
+    prints, logs = Prints(), Logs()
+    with pytest.raises(NotPlannable, match=r"what print\(\) reaches"):
+        learn(prints, iter(prints), world=1)
+    with caplog.at_level(logging.WARNING, __name__):
+        learn(logs, iter(logs), world=1)
+    with caplog.at_level(logging.INFO, __name__):
+        with pytest.raises(NotPlannable, match=rf"the logger {__name__}, by its info\(\)"):
+            learn(logs, iter(logs), world=1)
+    assert caplog.records == []

@@ -1,0 +1,62 @@
+"""Stand for the node that training processes report to."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+from headrace.hook.frames import encoded
+from headrace.wire.frame import decode_request
+
+
+class AnsweringNode:
+    """Answers plans with Done. received: the kinds of messages. requests: all of them. refused: kinds of messages
+    that it refuses so often. is_used: what it says of data sets."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.received: list[str] = []
+        self.requests: list[Any] = []
+        self.refused: dict[str, int] = {}
+        self.is_used = True
+        self.heard = threading.Condition()
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(path))
+        self._listening.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def wait_for(self, kind: str, count: int = 1) -> None:
+        with self.heard:
+            assert self.heard.wait_for(lambda: self.received.count(kind) >= count, timeout=60), self.received
+
+    def close(self) -> None:
+        self._listening.close()
+
+    def _accept(self) -> None:
+        try:
+            while True:
+                connection, _ = self._listening.accept()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+        except OSError:
+            pass
+
+    def _serve(self, connection: socket.socket) -> None:
+        with contextlib.suppress(ConnectionError), connection, connection.makefile("rb") as stream:
+            while head := stream.read(4):
+                request = decode_request(stream.read(int.from_bytes(head, "little")))
+                kind = type(request).__name__
+                left = self.refused.get(kind, 0)
+                self.refused[kind] = left - 1
+                answer = (
+                    encoded("PlanNoted", used=self.is_used) if kind == "PlanProgress" else encoded("Done")
+                )
+                if left > 0:
+                    answer = encoded("Failure", what="it", why="is unknown")
+                with self.heard:
+                    self.received.append(kind)
+                    self.requests.append(request)
+                    self.heard.notify_all()
+                connection.sendall(answer)
