@@ -113,19 +113,22 @@ class Reporter:
         self._wake = threading.Event()
         self._ending = threading.Event()
         self._ended = threading.Event()
+        self._lock = threading.Lock()
         self._pid = 0
         self._said: set[str] = set()
 
     def add(self, stream: ReportedStream) -> None:
         """Report a stream from now on, until it is over."""
         self._streams.append(stream)
-        if not self._pid:
+        with self._lock:
+            if self._pid:
+                return
             self._pid = os.getpid()
-            self._start()
-            os.register_at_fork(after_in_child=self._leave_to_parent)
-            atexit.register(self.stop)
-            if parent_process() is not None:  # such a process ends without Python's exit handlers
-                Finalize(None, self.stop, exitpriority=1)
+        self._start()
+        os.register_at_fork(after_in_child=self._leave_to_parent)
+        atexit.register(self.stop)
+        if parent_process() is not None:  # such a process ends without Python's exit handlers
+            Finalize(None, self.stop, exitpriority=1)
 
     def wake(self) -> None:
         """Report soon: an epoch begins."""

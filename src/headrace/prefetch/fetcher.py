@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError, PathNotFoundError, VersionChangedError
-from headrace.base.model import BLOCK_SIZE_BYTES, Entry
+from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId
 from headrace.base.tasks import OwnedTasks
 from headrace.dataplane.read import ReadPath
 from headrace.namespace.tree import NameTree
@@ -54,6 +54,9 @@ SAMPLED_FILES = 16
 """Files after a reader's position whose mean size tells the bytes of a step."""
 
 
+_PartKey = tuple[FileId, int, int]
+
+
 class _FilePart(NamedTuple):
     """A file that is fetched whole, or an extent of one."""
 
@@ -65,6 +68,11 @@ class _FilePart(NamedTuple):
     @property
     def size_bytes(self) -> int:
         return self.end - self.start
+
+    @property
+    def key(self) -> _PartKey:
+        """Return what names the part. Its number in plans may become that of another file."""
+        return self.entry.id, self.start, self.end
 
 
 class PlannedFetcher:
@@ -83,8 +91,8 @@ class PlannedFetcher:
         self._loads = OwnedTasks()
         self._task = OwnedTasks()
         self._rises = PlannedRises(plans, store)
-        self._in_flight: dict[int, int] = {}  # bytes by the number of a file or an extent
-        self._waiting: dict[int, dict[str, tuple[PlannedReader, int]]] = {}
+        self._in_flight: dict[_PartKey, int] = {}  # bytes
+        self._waiting: dict[_PartKey, dict[str, tuple[PlannedReader, int]]] = {}
         self._is_behind = self._is_caught_up = False
         self._budget_bytes = 0.0
         self._budget_s = monotonic_s()
@@ -254,26 +262,27 @@ class PlannedFetcher:
     def _begin(self, reader: PlannedReader, number: int, part: _FilePart) -> bool:
         """Begin a fetch, or wait for one that another position has begun. Return False if nothing may be evicted for
         it, or if the budget of its origin lets it wait."""
-        if number not in self._in_flight:
+        key = part.key
+        if key not in self._in_flight:
             if self._reads.load_budget.has_debt(part.entry):
                 return False
             surplus_bytes = self._surplus_bytes(part.size_bytes)
             if surplus_bytes > 0 and not self._may_admit(reader, number, surplus_bytes):
                 return False
-            self._in_flight[number] = part.size_bytes
-            self._waiting[number] = {}
+            self._in_flight[key] = part.size_bytes
+            self._waiting[key] = {}
             self._budget_bytes -= part.size_bytes
             reader.lately_bytes += part.size_bytes
-            self._loads.start(self._load(number, part, f"train {reader.request.job}"))
+            self._loads.start(self._load(part, f"train {reader.request.job}"))
         position = reader.cursor
-        _, first = self._waiting[number].get(reader.key, (reader, position))
-        self._waiting[number][reader.key] = (reader, min(first, position))
+        _, first = self._waiting[key].get(reader.key, (reader, position))
+        self._waiting[key][reader.key] = (reader, min(first, position))
         reader.pending.discard(first)
         reader.pending.add(min(first, position))  # of several positions the first is enough
         reader.cursor += 1
         return True
 
-    async def _load(self, number: int, part: _FilePart, job: str) -> None:
+    async def _load(self, part: _FilePart, job: str) -> None:
         is_loaded = False
         try:
             await self._reads.load(part.entry, None if part.is_whole else (part.start, part.end), job=job)
@@ -288,8 +297,8 @@ class PlannedFetcher:
             is_loaded = isinstance(error, PathNotFoundError | VersionChangedError)  # of this file alone
             log.debug("a planned file can't be fetched id=%x error=%s", part.entry.id, error)
         finally:
-            del self._in_flight[number]
-            for reader, position in self._waiting.pop(number).values():
+            del self._in_flight[part.key]
+            for reader, position in self._waiting.pop(part.key).values():
                 if is_loaded:
                     reader.pending.discard(position)
                 else:

@@ -341,3 +341,21 @@ async def test_a_claimed_step_time_takes_no_more_than_a_share(tmp_path: Path) ->
         while node.fetcher.fetched_files < 200:
             await pass_time(0.001)
         assert len([number for number in node.cached() if number >= 1000]) > 50
+
+
+async def test_fetches_of_a_plan_that_has_ended_are_none_of_the_next_one(
+    node: PlannedNode, origin: FlakyOrigin
+) -> None:
+    """The last plan takes the numbers of its files with it, and the next one gives them to others."""
+    async with node.running():
+        origin.wait_s = 3.0
+        for stream, paths in (("a", node.paths[:20]), ("b", node.paths[20:])):
+            node.plans.start(start_of(stream, 20, stream.encode(), key=stream))
+            await node.plans.name(PlanNames(stream.encode(), 0, b"\0".join(paths)))
+            await node.plans.order(PlanOrder(stream, 0, 0, array("I", range(20)).tobytes(), True))
+            await pass_time(1)
+            if stream == "a":
+                assert node.fetcher.in_flight == 20
+                node.plans.end(stream)
+        await node.settle(10)
+        assert node.cached() == set(range(FILES))
