@@ -106,10 +106,15 @@ class Watcher:
         self._unplanned: set[int] = set()
         self._chosen: set[int] = set()
 
-    def choose(self, index_sampler: Any) -> None:
-        """Watch a loader by its index sampler, and permit a copy of that, of whatever package it is."""
+    def choose(self, index_sampler: Any) -> bool:
+        """Watch a loader by its index sampler, and permit a copy of that, of whatever package it is. Return False for
+        one that can't be followed, which is said."""
+        if not _can_be_followed(index_sampler):
+            self._reporter.say_once(f"a loader runs without a plan: {_not_followed(index_sampler)}")
+            return False
         self._chosen.add(id(index_sampler))
         weakref.finalize(index_sampler, self._chosen.discard, id(index_sampler)).atexit = False
+        return True
 
     def marked(self, data_set: Any, auto_collation: bool) -> Any:  # noqa: FBT001
         """Return what a fetcher reads instead of a data set."""
@@ -168,7 +173,7 @@ class Watcher:
         if not hasattr(loading._dataset, "__len__") or type(sampler).__name__ == "_InfiniteConstantSampler":
             raise NotPlannable(f"{type(loading._dataset).__name__} has no order that a sampler knows")
         if not _can_be_followed(sampler):
-            raise NotPlannable(f"a sampler of the type {type(sampler).__name__} can't be followed")
+            raise NotPlannable(_not_followed(sampler))
         stream = self._streams.get(id(sampler)) or self._new_stream(loading, rank, world)
         order = learn(
             sampler,
@@ -233,6 +238,10 @@ def _can_be_followed(sampler: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def _not_followed(sampler: Any) -> str:
+    return f"a sampler of the type {type(sampler).__name__} can't be followed"
 
 
 class _CountedBatches:

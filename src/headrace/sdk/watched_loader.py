@@ -28,7 +28,8 @@ def watch(
     cache: str | None = None,
     socket: str | None = None,
 ) -> bool:
-    """Report the order of a loader to the node of this host, from its next epoch on. Return False without a node.
+    """Report the order of a loader to the node of this host, from its next epoch on. Return False without a node, and
+    for batches in a list, whose end can't be noticed.
 
     A copy of its sampler may run ahead, of whatever package it is; so no sampler of a job of several ranks may wait for
     other ranks in its iteration. name: of the job; the program's by default. cache, socket: as of `headrace.connect`.
@@ -43,5 +44,4 @@ def watch(
         job = name or os.path.basename(sys.argv[0]) or "job"
         watcher = Watcher(node_socket, job, mounts_of_process(""), chosen_only=True)
         patch(dataloader, watcher)
-    watcher.choose(loader._index_sampler)
-    return True
+    return watcher.choose(loader._index_sampler)

@@ -8,7 +8,6 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,6 @@ from torch.utils.data import (
 )
 
 from headrace.hook import samplers
-from headrace.hook.loaders import _CountedBatches
-from headrace.hook.reporter import ReportedStream
 from headrace.hook.samplers import LearnedOrder, NotPlannable, learn, next_epoch
 
 SAMPLES = range(103)
@@ -242,27 +239,3 @@ def test_a_sampler_without_an_end_is_drained_for_a_while(monkeypatch: pytest.Mon
     taken = list(islice(order.batches, count))
     assert taken == list(islice(build(), count))
     assert order.indices.tolist() == [index for batch in taken[:-3] for index in batch]
-
-
-def test_two_iterators_of_a_loader_are_counted_apart() -> None:
-    """Only the one that began last is reported."""
-    sampler: Any = BatchSampler(SequentialSampler(range(8)), 4, drop_last=False)
-    stream = ReportedStream(
-        id="a",
-        key="k",
-        files=None,
-        samples=8,
-        batch_size=4,
-        rank=0,
-        world=1,
-        index_sampler=lambda: None,
-    )
-    iterators = []
-    for _ in range(2):
-        loading = SimpleNamespace(_sampler_iter=iter(sampler), _index_sampler=sampler)
-        order = learn(sampler, loading._sampler_iter, world=1)
-        stream.begin(order.indices)
-        iterators.append(_CountedBatches(order, loading, stream, lambda *_: None))
-    for older, newer in zip(*iterators, strict=True):
-        assert older == newer
-    assert stream.position == 8
