@@ -89,12 +89,15 @@ class ReportedStream:
 
 
 class _SentState:
-    """Says what the node knows of a stream. epoch: the last whose order it has. later: the order of the epoch after
+    """Says what the node knows of a stream. epoch: the last whose order it has. order: of that. repeats: the epoch
+    before had the same, as of a program that never calls `set_epoch`. later: the order of the epoch after
     `epoch`, empty if only its sampler will know it, None if nobody has looked yet. is_used: a file of the data set is
     in a mount, as far as the node knows."""
 
     def __init__(self) -> None:
         self.epoch = -1
+        self.order: array[int] | None = None
+        self.repeats = False
         self.later: array[int] | None = None
         self.is_used = True
 
@@ -223,9 +226,11 @@ class Reporter:
         if sent.epoch < epoch:
             if sent.epoch + 1 != epoch or sent.later != order:
                 self._send_order(stream.id, epoch, order)
-            sent.epoch, sent.later = epoch, None
+            sent.repeats = sent.order is not None and sent.order == order
+            sent.epoch, sent.order, sent.later = epoch, order, None
         elif sent.later is None and position:
-            sent.later = _next_epoch(stream) or array("I")
+            later = _next_epoch(stream) or array("I")
+            sent.later = order if later and sent.repeats else later
             if sent.later and stream.current[0] == epoch:
                 self._send_order(stream.id, epoch + 1, sent.later)
         try:

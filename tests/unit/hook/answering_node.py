@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from headrace.hook.frames import encoded
 from headrace.wire.frame import decode_request
+from headrace.wire.messages import PlanOrder
 
 
 class AnsweringNode:
@@ -29,8 +31,24 @@ class AnsweringNode:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def wait_for(self, kind: str, count: int = 1) -> None:
+        self.wait_until(lambda: self.received.count(kind) >= count)
+
+    def wait_until(self, is_so: Callable[[], object]) -> None:
         with self.heard:
-            assert self.heard.wait_for(lambda: self.received.count(kind) >= count, timeout=60), self.received
+            assert self.heard.wait_for(is_so, timeout=60), self.received
+
+    def wait_for_order(self, epoch: int) -> bytes:
+        """Return the indices of the first message with the order of an epoch."""
+        self.wait_until(lambda: self.orders_of(epoch))
+        return self.orders_of(epoch)[0]
+
+    def orders_of(self, epoch: int) -> list[bytes]:
+        """Return the indices of all messages with the order of an epoch."""
+        return [
+            request.indices
+            for request in self.requests
+            if isinstance(request, PlanOrder) and request.epoch == epoch
+        ]
 
     def close(self) -> None:
         self._listening.close()

@@ -6,8 +6,10 @@ import os
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch.utils.data import DistributedSampler
 
 from headrace.hook import reporter as reporter_module
 from headrace.hook.mounts import MountedPaths
@@ -146,3 +148,24 @@ def test_a_program_may_close_the_connection(
     os.close(descriptor)
     reporter.stop()
     assert (tmp_path / "own").read_bytes() == b""
+
+
+def test_a_sampler_that_is_never_set_to_an_epoch_is_planned_with_the_order_that_it_repeats(
+    node: AnsweringNode,
+) -> None:
+    """Many programs do not call `set_epoch`: then the next number of the epoch says nothing."""
+    sampler: Any = DistributedSampler(range(40), num_replicas=2, rank=0)  # type: ignore[arg-type]
+    order = array("I", sampler)
+    stream = stream_of(samples=40)
+    stream.index_sampler = lambda: sampler
+    reporter = Reporter(str(node.path), "job", MountedPaths([]))
+    reporter.add(stream)
+    last: bytes = b""
+    for epoch in (1, 2):
+        stream.begin(order)
+        stream.take(1)
+        reporter.wake()
+        last = node.wait_for_order(epoch + 1)
+    reporter.stop()
+    assert last == order.tobytes()
+    assert node.orders_of(2) != [last]
