@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 import time
 from collections.abc import Awaitable, Callable
+
+from headrace.base.errors import HeadraceError
 
 LIMIT_S = 60.0
 """Seconds by the machine's clock, also on a virtual loop. Generous, because it only ends tests that fail."""
@@ -34,3 +37,19 @@ def wait_for(condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
             raise TimeoutError(f"waited {limit_s} s in vain")
         time.sleep(min(max(POLL_S, 2 * (now_s - began_s)), POLL_S_MAX))
         began_s = time.monotonic()
+
+
+def outcome_of(call: Callable[[], object], limit_s: float = LIMIT_S) -> list[object]:
+    """Run a call in a thread. Return its result or its HeadraceError, or nothing if it hangs."""
+    outcome: list[object] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except HeadraceError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    return outcome

@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections.abc import Callable
 
 import pytest
 
 from headrace.base.errors import NodeUnavailableError
 from headrace.client.node_client import connect
 from headrace.rest.readiness import Readiness
+from headrace.testing.waiting import outcome_of
 from tests.integration.node.node_process import NodeProcess, whole
 
 LIMIT_S = 60.0
-
-
-def in_thread(call: Callable[[], object]) -> list[object]:
-    """Return the result or the error of a call, or nothing if it hangs."""
-    outcome: list[object] = []
-
-    def run() -> None:
-        try:
-            outcome.append(call())
-        except NodeUnavailableError as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(LIMIT_S)
-    return outcome
 
 
 def test_a_stopped_node_ends_calls_and_goes_on(running: NodeProcess, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +27,7 @@ def test_a_stopped_node_ends_calls_and_goes_on(running: NodeProcess, monkeypatch
         os.kill(running.process.pid, signal.SIGSTOP)
         try:
             for call in (lambda: client.resolve(b"/large"), lambda: readiness.check(0.5)):
-                (error,) = in_thread(call)
+                (error,) = outcome_of(call)
                 assert isinstance(error, NodeUnavailableError)
         finally:
             os.kill(running.process.pid, signal.SIGCONT)

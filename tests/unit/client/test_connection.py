@@ -26,6 +26,7 @@ from headrace.base.errors import (
 )
 from headrace.client.connection import Connection, Connections
 from headrace.client.discovery import answers
+from headrace.testing.waiting import outcome_of
 from headrace.vfs.brokered.broker_connection import BrokerConnection
 from headrace.wire import frame
 from headrace.wire.message import Message
@@ -186,24 +187,8 @@ def full(tmp_path: Path) -> Iterator[FullQueue]:
     queue.close()
 
 
-def in_thread(call: Callable[[], object]) -> list[object]:
-    """Return the result or the error of a call, or nothing if it hangs."""
-    outcome: list[object] = []
-
-    def run() -> None:
-        try:
-            outcome.append(call())
-        except HeadraceError as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(LIMIT_S)
-    return outcome
-
-
 def test_a_node_that_accepts_no_connection_is_away(full: FullQueue) -> None:
-    (error,) = in_thread(lambda: Connection(full.path, role="sdk", deadline=Deadline.after(0.2)))
+    (error,) = outcome_of(lambda: Connection(full.path, role="sdk", deadline=Deadline.after(0.2)))
     assert isinstance(error, NodeUnavailableError)
     assert "queue of new connections is full" in str(error)
 
@@ -215,7 +200,7 @@ def test_a_broker_that_accepts_no_connection_is_away(
     full.close()
     os.unlink(full.path)
     again = FullQueue(full.path, socket.SOCK_SEQPACKET)
-    (error,) = in_thread(lambda: BrokerConnection(full.path, patience_s=0, any_owner=True))
+    (error,) = outcome_of(lambda: BrokerConnection(full.path, patience_s=0, any_owner=True))
     again.close()
     assert isinstance(error, NodeUnavailableError)
 
@@ -223,7 +208,7 @@ def test_a_broker_that_accepts_no_connection_is_away(
 def test_a_cancel_ends_a_call_that_waits_for_a_full_queue(full: FullQueue) -> None:
     cancel = Cancel()
     threading.Timer(0.1, cancel.set).start()
-    (error,) = in_thread(
+    (error,) = outcome_of(
         lambda: Connection(full.path, role="sdk", deadline=Deadline.after(600), cancel=cancel)
     )
     assert isinstance(error, CancelledByUserError)
@@ -242,7 +227,7 @@ def test_a_connection_waits_for_its_turn(full: FullQueue) -> None:
                 accepted[-1].sendall(frame.encode(welcome))
 
     threading.Timer(0.2, accept).start()
-    (opened,) = in_thread(lambda: Connection(full.path, role="sdk", deadline=Deadline.after(600)))
+    (opened,) = outcome_of(lambda: Connection(full.path, role="sdk", deadline=Deadline.after(600)))
     assert isinstance(opened, Connection)
     assert opened.welcome == welcome
     opened.close()
@@ -258,7 +243,7 @@ def test_a_process_with_a_full_queue_listens(full: FullQueue) -> None:
 def test_a_node_that_welcomes_nobody_is_away(node: ScriptedNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.client.connection.WELCOME_LIMIT_S", 0.1)
     node.welcome = None
-    (error,) = in_thread(lambda: Connection(node.path, role="sdk"))
+    (error,) = outcome_of(lambda: Connection(node.path, role="sdk"))
     assert isinstance(error, NodeUnavailableError)
 
 
@@ -385,7 +370,7 @@ def test_a_call_waits_for_a_node_that_welcomes_nobody_for_a_while(
         node.welcome = welcome
 
     threading.Thread(target=wake, daemon=True).start()
-    assert in_thread(lambda: pool.ask(ASK)) == [Done()]
+    assert outcome_of(lambda: pool.ask(ASK)) == [Done()]
 
 
 def test_a_call_to_a_node_that_became_silent_ends(
@@ -395,7 +380,7 @@ def test_a_call_to_a_node_that_became_silent_ends(
     monkeypatch.setattr("headrace.client.connection.SILENCE_S", 0.05)
     pool.ask(ASK)
     node.welcome, node.answer = None, lambda request: []
-    (error,) = in_thread(lambda: pool.ask(ASK, patience_s=0))
+    (error,) = outcome_of(lambda: pool.ask(ASK, patience_s=0))
     assert isinstance(error, NodeUnavailableError)
     assert len(node.asked(Lookup)) == 2
     assert node.left.acquire(timeout=LIMIT_S), "no descriptor is left"
@@ -412,7 +397,7 @@ def test_a_call_that_takes_long_at_a_live_node_goes_on(
         return [Done()]
 
     node.answer = answer
-    assert in_thread(lambda: pool.ask(ASK)) == [Done()]
+    assert outcome_of(lambda: pool.ask(ASK)) == [Done()]
     assert len(node.asked(Lookup)) == 1
 
 
@@ -436,7 +421,7 @@ def test_a_process_without_a_free_descriptor_waits_on(
 
     node.answer = answer
     monkeypatch.setattr("headrace.client.connection.socket.socket", NoSocket)
-    assert in_thread(lambda: pool.ask(ASK)) == [Done()]
+    assert outcome_of(lambda: pool.ask(ASK)) == [Done()]
     monkeypatch.undo()
 
 
@@ -448,7 +433,7 @@ def test_a_stream_of_a_node_that_became_silent_ends(
     connection = pool.acquire()
     node.welcome = None
     node.answer = lambda request: [JobState(False, 1, 2, 3, 4, 0, [], False)]
-    (error,) = in_thread(lambda: list(connection.stream(OpenMany(ids=[1]), is_alive=pool.is_alive)))
+    (error,) = outcome_of(lambda: list(connection.stream(OpenMany(ids=[1]), is_alive=pool.is_alive)))
     assert isinstance(error, NodeUnavailableError)
 
 
@@ -466,7 +451,7 @@ def test_a_cancel_ends_the_check_of_a_silent_node(
         cancel.set()
 
     threading.Thread(target=stop, daemon=True).start()
-    (error,) = in_thread(lambda: pool.ask(ASK, cancel=cancel))
+    (error,) = outcome_of(lambda: pool.ask(ASK, cancel=cancel))
     assert isinstance(error, CancelledByUserError)
     for _ in range(2):
         assert node.left.acquire(timeout=LIMIT_S)

@@ -78,14 +78,27 @@ def events_of(directories: PlannedDirectories) -> OriginEvents:
     return OriginEvents(directories, None)  # type: ignore[arg-type]
 
 
-async def test_a_mount_in_the_place_of_another_has_its_own_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    queues: list[SilentQueue] = []
+class StuckQueue(SilentQueue):
+    """A queue that can't be closed."""
+
+    async def close(self) -> None:
+        raise ConnectionError("by plan")
+
+
+@pytest.fixture
+def queues(monkeypatch: pytest.MonkeyPatch) -> list[SilentQueue]:
+    """The queues that are built, in their order. The one of a host `stuck` can't be closed."""
+    built: list[SilentQueue] = []
 
     def build(url: str, options: dict[str, str]) -> SilentQueue:
-        queues.append(SilentQueue(url))
-        return queues[-1]
+        built.append((StuckQueue if url.endswith("://stuck") else SilentQueue)(url))
+        return built[-1]
 
     monkeypatch.setattr(origin_events, "build_queue", build)
+    return built
+
+
+async def test_a_mount_in_the_place_of_another_has_its_own_queue(queues: list[SilentQueue]) -> None:
     events = events_of(PlannedDirectories())
     events.start()
     events.add("/m", "s3://first", EVENTS)
@@ -104,26 +117,15 @@ async def test_a_mount_in_the_place_of_another_has_its_own_queue(monkeypatch: py
 
 
 @pytest.mark.expected_warnings("receivers of events were not placed")
-async def test_a_queue_that_can_not_be_closed_ends_no_other_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    queues: list[SilentQueue] = []
-
-    class StuckQueue(SilentQueue):
-        async def close(self) -> None:
-            raise ConnectionError("by plan")
-
-    def build(url: str, options: dict[str, str]) -> SilentQueue:
-        queues.append((SilentQueue if queues else StuckQueue)(url))
-        return queues[-1]
-
-    monkeypatch.setattr(origin_events, "build_queue", build)
+async def test_a_queue_that_can_not_be_closed_ends_no_other_events(queues: list[SilentQueue]) -> None:
     events = events_of(PlannedDirectories())
     events.start()
-    events.add("/m", "s3://first", EVENTS)
+    events.add("/m", "s3://stuck", EVENTS)
     await pass_time(2)
     events.remove("/m")
     events.add("/n", "s3://second", EVENTS)
     await pass_time(5)
-    assert [queue.url for queue in queues] == ["s3://first", "s3://second"]
+    assert [queue.url for queue in queues] == ["s3://stuck", "s3://second"]
     await events.stop()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +18,7 @@ from headrace.testing.waiting import wait_for
 from headrace.vfs.streams import Content
 from headrace.wire.api import SUMS_HEADER, SUMS_WORD, ListQuery, PutQuery
 from tests.unit.vfs.full_disk import FullVfs
+from tests.unit.vfs.overwriting import start_overwriting
 
 
 @pytest.mark.parametrize("size_bytes", [1, 1 << 20])
@@ -135,19 +135,7 @@ def test_a_version_has_all_bytes_of_the_write_that_made_it(tmp_path: Path) -> No
     size = 64 * BLOCK
     written = Written(tmp_path / "file")
     written.file.write_bytes(b"o" * size)
-    new = b"n" * size
-    has_begun = threading.Event()
-    wait_for(lambda: not tick_left_s(written.file.stat()))
-
-    def overwrite() -> None:
-        fd = os.open(written.file, os.O_WRONLY)
-        has_begun.set()
-        os.pwrite(fd, new, 0)
-        os.close(fd)
-
-    writer = threading.Thread(target=overwrite)
-    writer.start()
-    has_begun.wait(60)
+    writer = start_overwriting(written.file, b"n" * size)
     bytes_of: dict[str, set[bytes]] = {}
     while True:
         is_last = not writer.is_alive()

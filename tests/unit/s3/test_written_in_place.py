@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from headrace.overlay.syscalls import tick_left_s
 from headrace.s3.objects import Objects
 from headrace.s3.routes import S3Call
-from headrace.testing.waiting import wait_for
 from headrace.vfs.streams import Content
+from tests.unit.vfs.overwriting import start_overwriting
 
 SIZE = 64 << 20
 CALL = S3Call("get_object", b"b", b"k")
@@ -76,19 +74,8 @@ def test_an_etag_is_that_of_all_bytes_of_a_write(tmp_path: Path) -> None:
     """A write sets the time first and then copies its bytes (docs/decisions/0022-a-write-sets-its-time-first.md)."""
     written = Written(tmp_path / "file")
     written.file.write_bytes(b"o" * SIZE)
-    objects, new = objects_of(written), b"n" * SIZE
-    has_begun = threading.Event()
-    wait_for(lambda: not tick_left_s(written.file.stat()))
-
-    def overwrite() -> None:
-        fd = os.open(written.file, os.O_WRONLY)
-        has_begun.set()
-        os.pwrite(fd, new, 0)
-        os.close(fd)
-
-    writer = threading.Thread(target=overwrite)
-    writer.start()
-    has_begun.wait(60)
+    objects = objects_of(written)
+    writer = start_overwriting(written.file, b"n" * SIZE)
     bytes_of: dict[str, set[bytes]] = {}
     is_last = False
     while not is_last:
