@@ -57,8 +57,12 @@ def _descriptors() -> Iterator[None]:
 class Whole:
     """Content of a descriptor."""
 
+    is_versioned = False
+
     def __init__(self, fd: int) -> None:
         self.fd = fd
+
+    def check_unchanged(self) -> None: ...
 
     def wait(self, start: int, end: int) -> int:
         return self.fd

@@ -22,6 +22,7 @@ from headrace.http.messages import (
     HEAD_END,
     Request,
     Response,
+    SendableContent,
     parse_head,
     render_head,
 )
@@ -37,6 +38,8 @@ COPIED_BYTES_MAX = 32 << 10
 """Largest answer that is copied, head and bytes in one call: that is cheaper than a second call that copies nothing."""
 STEP_BYTES = 8 << 20
 """Most bytes of incomplete content that are waited for at a time."""
+COPY_BYTES = 256 << 10
+"""Bytes of a file that are read and sent at a time, where `sendfile` can't send them."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _DISCARDED = bytearray(RECEIVE_BYTES)
 """The waiting thread receives unneeded bytes here; with MSG_TRUNC the kernel drops them without a copy."""
@@ -57,7 +60,7 @@ class HttpServerConnection:
     counted. framing: the framing of the last request's body."""
 
     secure = False
-    """Tells whether the connection is encrypted."""
+    """Tells whether the connection is encrypted. The kernel can't send file pages over it."""
     certificate = ""
     """Name in the client's certificate; "" without one."""
 
@@ -263,7 +266,12 @@ class HttpServerConnection:
             if content is None or self.offset >= end:
                 return True
             step_end = end if content.fd >= 0 else min(end, self.offset + STEP_BYTES)
-            if not self._send_file(content.wait(self.offset, step_end), step_end):
+            fd = content.wait(self.offset, step_end)
+            if self.secure or content.is_versioned:
+                is_sent = self._send_copied(content, fd, step_end)
+            else:
+                is_sent = self._send_file(fd, step_end)
+            if not is_sent:
                 return False
 
     def _take_piece(self, response: Response, pieces: Iterator[bytes]) -> None:
@@ -288,6 +296,25 @@ class HttpServerConnection:
             if sent == 0:
                 raise HungUpError("the file was truncated while it was sent")
             self.offset += sent
+        return True
+
+    def _send_copied(self, content: SendableContent, fd: int, end: int) -> bool:
+        """Send part of a file as `_send_file` does, but read it first. A write in place changes pages that `sendfile`
+        has queued, and that the client has not received. Raise VersionChangedError in place of the last bytes if the
+        file was written meanwhile: the body is too short, so no client takes the bytes of two versions for one."""
+        while self.offset < end:
+            try:
+                piece = os.pread(fd, min(COPY_BYTES, end - self.offset), self.offset)
+            except OSError as error:
+                raise HungUpError(str(error)) from error
+            if not piece:
+                raise HungUpError("the file was truncated while it was sent")
+            if content.is_versioned and self.offset + len(piece) == end:
+                content.check_unchanged()
+            self.unsent = piece
+            self.offset += len(piece)
+            if not self._push(more=self.offset < end):
+                return False
         return True
 
     def _push(self, *, more: bool) -> bool:

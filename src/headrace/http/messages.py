@@ -80,6 +80,13 @@ class SendableContent(Protocol):
 
     fd: int
 
+    @property
+    def is_versioned(self) -> bool:
+        """Return whether the answer's head names a version of a file that a program may write in place meanwhile."""
+
+    def check_unchanged(self) -> None:
+        """Raise VersionChangedError if the file was written since that version."""
+
     def wait(self, start: int, end: int) -> int:
         """Wait for these bytes; return a descriptor to read them from."""
 

@@ -7,7 +7,6 @@ renewed certificate is used for new connections as soon as both files are in pla
 from __future__ import annotations
 
 import math
-import os
 import select
 import socket
 import ssl
@@ -24,7 +23,6 @@ from headrace.http.errors import HungUpError
 from headrace.http.messages import Response
 from headrace.identity.names import StrangerError
 
-FILE_STEP_BYTES = 256 << 10
 ALPN = ["http/1.1"]
 
 
@@ -143,16 +141,6 @@ class TlsConnection(HttpServerConnection):
         """Return False: encryption must run in a thread."""
         self.prepare(response, head)
         return False
-
-    def _send_file(self, fd: int, end: int) -> bool:
-        while self.offset < end:
-            self.unsent = os.pread(fd, min(FILE_STEP_BYTES, end - self.offset), self.offset)
-            if not self.unsent:
-                raise HungUpError("the file was truncated while it was sent")
-            self.offset += len(self.unsent)
-            if not self._push(more=True):
-                return False
-        return True
 
     def _push(self, *, more: bool) -> bool:
         while self.unsent:

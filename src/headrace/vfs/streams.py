@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headrace.base.cancel import Cancel
-from headrace.base.errors import NotSupportedError, OriginError
+from headrace.base.errors import NotSupportedError, OriginError, VersionChangedError
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.client.file import OpenFile
 from headrace.overlay.mark_names import MARKS
@@ -80,6 +80,7 @@ class Content:
         self.file = file
         self.fd = fd
         self._grows = grows
+        self._described: os.stat_result | None = None
         self._check = check
         self.cancel = cancel
 
@@ -87,6 +88,11 @@ class Content:
     def may_change(self) -> bool:
         """Return whether a writer may change the bytes in place: `fd` is a file of the upper layer."""
         return self._grows
+
+    @property
+    def is_versioned(self) -> bool:
+        """Return whether `stat_at_rest` described a version of a file that a writer may change in place."""
+        return self._described is not None
 
     @classmethod
     def of_upper(cls, fd: int, path: bytes) -> Content:
@@ -108,7 +114,15 @@ class Content:
         except OSError:  # the disk can't read the first byte, but maybe those that are wanted
             status = os.fstat(self.fd)
         self.size_bytes = status.st_size
+        self._described = status
         return status
+
+    def check_unchanged(self) -> None:
+        """Raise VersionChangedError if the file was written since `stat_at_rest`. A change of its names or attributes
+        is no write."""
+        before, now = self._described, os.fstat(self.fd)
+        if before is not None and (now.st_mtime_ns, now.st_size) != (before.st_mtime_ns, before.st_size):
+            raise VersionChangedError("file", why="it was written while it was read", hint="read it again")
 
     def wait(self, start: int, end: int) -> int:
         """Return a descriptor that has these bytes. OriginError and its kinds when they can't be fetched."""

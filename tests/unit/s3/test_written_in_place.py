@@ -51,6 +51,7 @@ def test_the_size_is_that_of_the_etag(tmp_path: Path) -> None:
     written.on_opened = grow
     attributes, content, _ = objects_of(written).opened(CALL)
     assert content.size_bytes == attributes.size_bytes == 20
+    assert content.is_versioned  # the bytes that are sent must be those of the ETag
     content.close()
 
 
