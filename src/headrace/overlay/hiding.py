@@ -65,13 +65,19 @@ def new_whiteout(upper: Upper, path: bytes, base: Version | None) -> SafePath:
 
 def rename_leaving_whiteout(upper: Upper, source: bytes, target: bytes, base: Version | None) -> None:
     """Rename source to target atomically and leave a whiteout at the source. base: the version that the whiteout
-    hides."""
+    hides. The kernel's whiteout has none, so one of `work` replaces it. After a crash, `clear_work` does that."""
     upper.unmark_demoted(split(source)[0])
     if MARKS.single_owner:
         _move_by_work(upper, source, target, base)
         return
-    upper.at(source).rename(upper.at(target), WHITEOUT)
-    set_base(upper.at(source), source, base)
+    whiteout = new_whiteout(upper, source, base)
+    try:
+        upper.at(source).rename(upper.at(target), WHITEOUT)
+    except OSError:
+        whiteout.unlink()
+        raise
+    failpoint.hit("tree.renamed")
+    whiteout.rename(upper.at(source))
 
 
 def _move_by_work(upper: Upper, source: bytes, target: bytes, base: Version | None) -> None:

@@ -36,25 +36,26 @@ class BaseVersion(msgspec.Struct, frozen=True):
 def base_version(file: SafePath | int, path: bytes) -> Version | None:
     """Return the version that a file replaces at a path. file: a path or an open file. Raises OSError if that is not
     known now: without its base a file would become a conflict copy, and a whiteout would remove any version."""
-    return next((base.version for base in _bases(file) if base.path == path), None)
+    return next((base.version for base in bases_of(file) if base.path == path), None)
 
 
 def set_base(file: SafePath, path: bytes, version: Version | None) -> None:
     """Record the version that a file replaces at a path. None changes nothing."""
     if version is None:
         return
-    kept = [previous for previous in _bases(file) if previous.path != path]
+    kept = [previous for previous in bases_of(file) if previous.path != path]
     value = msgspec.msgpack.encode([*kept[-BASES_MAX:], BaseVersion(path, version)])
     file.setxattr(MARKS.base, value)
 
 
 def drop_base(file: SafePath, path: bytes) -> None:
     """Record that the file replaces nothing at this path."""
-    kept = [base for base in _bases(file) if base.path != path]
+    kept = [base for base in bases_of(file) if base.path != path]
     file.setxattr(MARKS.base, msgspec.msgpack.encode(kept))
 
 
-def _bases(file: SafePath | int) -> list[BaseVersion]:
+def bases_of(file: SafePath | int) -> list[BaseVersion]:
+    """Return the versions that a file replaces at its names. Raises OSError as `base_version` does."""
     value = mark_value(file, MARKS.base)
     try:
         return [] if value is None else decode_msgpack(value, list[BaseVersion])

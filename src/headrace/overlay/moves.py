@@ -10,8 +10,9 @@ import stat
 
 from headrace.base.beneath import EXCHANGE, NOREPLACE, SafePath
 from headrace.overlay import workdir
+from headrace.overlay.kept_times import keeping_times
 from headrace.overlay.mark_names import MARKS
-from headrace.overlay.marks import mark_value
+from headrace.overlay.marks import base_version, bases_of, is_whiteout, mark_value
 from headrace.overlay.upper import Upper
 
 log = logging.getLogger(__name__)
@@ -19,7 +20,8 @@ log = logging.getLogger(__name__)
 
 def clear_work(upper: Upper) -> list[bytes]:
     """Delete the entries of dead processes in `work`. Directories that were being renamed, or moved to `gone`, are
-    moved to their place instead. An entry whose marks can't be read now stays. Return the new paths of renamed ones."""
+    moved to their place instead, and so are whiteouts of renamed files. An entry whose marks can't be read now stays.
+    Return the paths of what was moved into the tree."""
     moved: list[bytes] = []
     for name in upper.work.at(b"/").names():
         entry = upper.work.at(b"/" + name)
@@ -27,6 +29,7 @@ def clear_work(upper: Upper) -> list[bytes]:
             continue
         try:
             moving, origin = mark_value(entry, MARKS.moving), mark_value(entry, MARKS.path)
+            hidden = _finish_whiteout(upper, entry)
         except OSError as error:  # it may be a directory of a user
             log.warning("an entry of a dead process can't be read, retrying entry=%s error=%s", entry, error)
             continue
@@ -34,6 +37,8 @@ def clear_work(upper: Upper) -> list[bytes]:
         if target and work_name in (b"", name):
             if _finish_move(upper, entry, target):
                 moved.append(target)
+        elif hidden:
+            moved.append(hidden)
         elif origin is not None:
             entry.rename(upper.new_in_gone())
         else:
@@ -87,6 +92,22 @@ def _finish_move(upper: Upper, directory: SafePath, target: bytes) -> bool:
         *(os.fsdecode(target), directory, why),
     )
     return False
+
+
+def _finish_whiteout(upper: Upper, whiteout: SafePath) -> bytes:
+    """Move an orphaned whiteout to the name that it hides, if the whiteout there has no base: a process died after the
+    rename that left that one. Return the path; b"" if nothing was moved. Raises OSError."""
+    status = whiteout.seen()
+    bases = bases_of(whiteout) if status is not None and is_whiteout(status) else []
+    for base in bases:
+        with upper.lock:
+            place = upper.at(base.path)
+            existing = place.seen()
+            if existing is not None and is_whiteout(existing) and base_version(place, base.path) is None:
+                with keeping_times(place.parent):
+                    whiteout.rename(place)
+                return base.path
+    return b""
 
 
 def unmark(path: SafePath) -> None:

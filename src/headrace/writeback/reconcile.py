@@ -199,9 +199,9 @@ def version_to_remove(state: PathState) -> Version | None:
         return row.version
     if base is not None and (row is None or _is_newer(base, row, state)):
         return base
-    if row is not None and row.is_absent:
-        return None  # this node removed it already; a later file is another writer's
-    return None if is_pending(state.listed_file) else state.listed_file
+    return (
+        None  # a file that the index has nevertheless is another writer's: the removed one did not replace it
+    )
 
 
 def must_hide(state: PathState) -> bool:

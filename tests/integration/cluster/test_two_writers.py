@@ -51,7 +51,7 @@ REFUSED = (
 """Of a name that the other node changed just now: its temporary one may still be seen, and what it had before is no
 more to be read."""
 CRASHES = ("all", "node", "session", "step")
-FAILPOINTS = (*STEPS, "fuse.changed", "tree.moving", "tree.moved", "tree.away")
+FAILPOINTS = (*STEPS, "fuse.changed", "tree.moving", "tree.moved", "tree.renamed", "tree.away")
 
 sequence = some.tuples(some.integers(0, 2**32), some.integers(2, 4))
 """Seed, rounds."""

@@ -74,6 +74,11 @@ def test_a_folder_is_half_renamed(make_host: MakeHost, tmp_path: Path, step: str
     check(make_host, tmp_path, operations, mode="back", step=f"{step}:1")
 
 
+def test_a_file_is_half_renamed(make_host: MakeHost, tmp_path: Path) -> None:
+    operations = ("os.rename('one/a', 'one/new')", "os.rename('one/b', 'two/a')")
+    check(make_host, tmp_path, operations, mode="back", step="tree.renamed:1")
+
+
 def test_close_waits_for_the_origin_after_the_session_died(make_host: MakeHost) -> None:
     """The file was opened and written through the session that died."""
     host = make_host(write="through", persist_delay_s=600)

@@ -32,7 +32,7 @@ from tests.model.dataplane.writer_node import RETRY_S, NodeFixture, Session
 STEPS = (
     *("persist.chosen", "persist.begun", "persist.put", "persist.shown", "persist.noted", "persist.made"),
     *("persist.removing", "persist.removed", "persist.emptied", "tree.moving", "tree.moved"),
-    "tree.away",
+    *("tree.renamed", "tree.away"),
     *("origin.filled", "origin.named", "index.commit", "index.committed"),
 )
 NAMES = ("a", "b", "c")

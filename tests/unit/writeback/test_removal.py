@@ -11,7 +11,15 @@ import pytest
 
 from headrace.base.errors import OriginUnavailableError, PathExistsError, StoreError
 from headrace.base.model import Version
-from headrace.overlay.hiding import defer_removal, hide, hide_missing, pending_removals
+from headrace.overlay import workdir
+from headrace.overlay.hiding import (
+    defer_removal,
+    hide,
+    hide_missing,
+    pending_removals,
+    rename_leaving_whiteout,
+)
+from headrace.overlay.moves import clear_work
 from headrace.overlay.pending_version import PendingVersion
 from headrace.overlay.upper import HIDDEN
 from headrace.writeback.sync_journal import JournalRecord
@@ -91,6 +99,45 @@ async def test_what_others_put_over_our_version_stays(layer: LayerFixture) -> No
     layer.memory.hold("d/f", THEIRS)
     assert not await remove(layer)
     assert await layer.origin_bytes(PATH) == THEIRS and len(layer.kept()) == 1
+
+
+async def test_what_others_put_beside_a_new_file_outlives_it(layer: LayerFixture) -> None:
+    """The file that is removed replaced nothing, so a program here never saw theirs."""
+    layer.write(PATH, b"ours")
+    await layer.hold(PATH, THEIRS)
+    hide(layer.upper, PATH, None)
+    assert await remove(layer)
+    assert await layer.origin_bytes(PATH) == THEIRS and layer.origin.count("remove") == 0
+    await layer.listed(PATH)
+    assert layer.removals.drop_whiteout(PATH) and layer.names(b"/d") == []
+
+
+@pytest.mark.root
+@pytest.mark.expected_warnings(CONFLICT)
+@pytest.mark.parametrize("is_replaced", [False, True])
+@pytest.mark.parametrize("is_cleared", [False, True])
+async def test_a_rename_that_is_killed_removes_the_version_that_it_renamed(
+    layer: LayerFixture, monkeypatch: pytest.MonkeyPatch, is_replaced: bool, is_cleared: bool
+) -> None:
+    """The kernel leaves a whiteout without a base. is_replaced: others put the old name again. is_cleared: a session or
+    the node cleared `work` before the removal."""
+    version = await layer.hold(PATH, b"before")
+    layer.write_over(PATH, b"before", version)
+    with monkeypatch.context() as patches:
+        crash_at(patches, "tree.renamed")
+        with pytest.raises(CrashError):
+            rename_leaving_whiteout(layer.upper, PATH, b"/d/new", version)
+    assert layer.upper.lookup(PATH) is HIDDEN and layer.content(b"/d/new") == b"before"
+    if is_replaced:
+        await layer.hold(PATH, THEIRS)
+    if is_cleared:
+        monkeypatch.setattr(workdir, "is_orphaned", lambda name: True)
+        assert clear_work(layer.upper) == [PATH]
+        assert layer.upper.base_of(PATH) == version and clear_work(layer.upper) == []
+    assert layer.upper.work.at(b"/").names() == [] or not is_cleared
+    assert await remove(layer) is (not (is_replaced and is_cleared))
+    left = None if is_cleared else b"before"
+    assert await layer.origin_bytes(PATH) == (THEIRS if is_replaced else left)
 
 
 async def test_what_others_removed_first_is_no_conflict(layer: LayerFixture) -> None:
