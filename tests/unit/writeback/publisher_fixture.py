@@ -49,6 +49,7 @@ class PublisherFixture:
 
     def __init__(self, peers: RecordingPeers | None = None) -> None:
         self.names: dict[bytes, EntryState] = {}
+        self.unread: set[bytes] = set()
         self.records = CountingRecords()
         self.peers = peers or RecordingPeers()
         self.unmarked: list[bytes] = []
@@ -59,7 +60,7 @@ class PublisherFixture:
             self.records,
             self.peers,  # type: ignore[arg-type]
             view=lambda: self.view,
-            entry_of=self.look,
+            entry_of=lambda path: None if path in self.unread else self.look(path),
             is_clean=lambda path: self.look(path).means == EntryState.ORIGIN,
             unmark=self.unmarked.append,
         )

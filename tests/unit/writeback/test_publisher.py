@@ -115,6 +115,27 @@ async def test_a_node_that_comes_back_hears_of_everything() -> None:
     await here.registry.stop()
 
 
+async def test_a_name_that_can_not_be_read_is_answered_when_it_can() -> None:
+    """It may be that of a removed file, and the origin may be away: others would show the file until that is back."""
+    here = PublisherFixture()
+    here.write(b"/d/written", b"/d/other")
+    here.write(b"/d/removed", means=EntryState.HIDDEN)
+    here.registry.start()
+    await pass_time(1)
+    names, state, _ = here.ask(b"/d")
+    here.unread = {b"/d/written", b"/d/removed"}
+    assert here.ask(b"/d")[0] == {b"other": EntryState.FILE}
+    here.write(b"/d/removed", means=EntryState.HIDDEN)
+    assert here.ask(b"/d", state)[0] == {}, "the requester keeps what it knows"
+    here.unread = set()
+    here.peers.heard.clear()
+    await pass_time(3)
+    assert ("n1", DirtyNamesChanged("n0", [b"/d"], False)) in here.peers.heard
+    later, _, whole = here.ask(b"/d", state)
+    assert later == {name: names[name] for name in (b"written", b"removed")} and not whole
+    await here.registry.stop()
+
+
 async def test_others_are_told_a_few_times_a_second() -> None:
     here = PublisherFixture()
     here.registry.start()

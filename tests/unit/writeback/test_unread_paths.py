@@ -12,9 +12,13 @@ from headrace.base.errors import HeadraceError, StoreError
 from headrace.base.model import Attributes
 from headrace.overlay.hiding import defer_removal, hide, hide_missing
 from headrace.overlay.marks import base_version, is_removed, make_removed
+from headrace.overlay.pending_version import EntryState
 from headrace.overlay.upper import HIDDEN
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
+from headrace.writeback.coherence.pending_names import PendingNames
+from headrace.writeback.dirty_set import DirtySet
+from headrace.writeback.planner import StepPlanner
 from headrace.writeback.sync_journal import ABSENT, JournalRecord
 from headrace.writeback.writeback import SCAN_INTERVAL_S
 from tests.unit.writeback.failing_disk import FailingDirectory, FailingMarks, FailingNames
@@ -64,6 +68,20 @@ async def test_a_base_that_can_not_be_read_makes_no_conflict_copy(
             assert layer.kept() == [] and await layer.origin_bytes(b"/f") == b"before"
         await write.persist(b"/")
         assert layer.kept() == [] and await layer.origin_bytes(b"/f") == b"ours"
+
+
+@pytest.mark.parametrize("number", ERRORS)
+def test_other_nodes_are_not_told_that_the_origin_has_what_can_not_be_read(
+    layer: LayerFixture, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    layer.upper.at(b"/removed").mkdir(0o755)
+    layer.upper.mark_removed(b"/removed")
+    names = PendingNames(layer.layer, StepPlanner(layer.layer), DirtySet())
+    with monkeypatch.context() as patches:
+        FailingMarks(patches, b"", number)
+        assert names.means(b"/removed") is None and not names.is_clean(b"/removed")
+    entry = names.means(b"/removed")
+    assert entry is not None and entry.means == EntryState.HIDDEN
 
 
 @pytest.mark.expected_warnings("another writer changed a file at the origin")

@@ -42,14 +42,14 @@ class PendingNames:
         self._planner = planner
         self._dirty = dirty
 
-    def means(self, path: bytes) -> PendingEntry:
-        """Return the entry of a path; its state is ORIGIN if the origin has everything, or if the path can't be read
+    def means(self, path: bytes) -> PendingEntry | None:
+        """Return the entry of a path; its state is ORIGIN if the origin has everything. None if the path can't be read
         now: one such name keeps no other from being shown."""
         try:
             return self._means(path)
         except OSError as error:
             log.info("a pending name can't be read path=%s error=%s", os.fsdecode(path), error)
-            return PendingEntry(split(path)[1], EntryState.ORIGIN)
+            return None
 
     def _means(self, path: bytes) -> PendingEntry:
         """Return the same. Raises OSError if the path can't be read now."""

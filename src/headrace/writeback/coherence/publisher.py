@@ -69,9 +69,9 @@ class DirtyDirectory:
 class DirtyNamesPublisher:
     """Publish dirty names to other nodes.
 
-    instance: the id of this run of the node. entry_of: returns the entry of a path in this node's layer. is_clean:
-    returns whether the origin has everything at a path. unmark: clears a directory's published flag, so that sessions
-    call the node before they write there.
+    instance: the id of this run of the node. entry_of: returns the entry of a path in this node's layer; None if it
+    can't be read now. is_clean: returns whether the origin has everything at a path. unmark: clears a directory's
+    published flag, so that sessions call the node before they write there.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class DirtyNamesPublisher:
         peers: PeerClient,
         *,
         view: Callable[[], ClusterView],
-        entry_of: Callable[[bytes], PendingEntry],
+        entry_of: Callable[[bytes], PendingEntry | None],
         is_clean: Callable[[bytes], bool],
         unmark: Callable[[bytes], None],
     ) -> None:
@@ -97,6 +97,8 @@ class DirtyNamesPublisher:
         self._serial = 0
         self._directories: dict[bytes, DirtyDirectory] = {}
         self._below: set[bytes] = set()
+        self._unread: set[bytes] = set()
+        """Paths that an answer lacks because they could not be read."""
         self._recorded: DirtyScope | None = None
         """The scope in the cluster's record; None if it is unknown."""
         self._writing: asyncio.Task[None] | None = None
@@ -234,10 +236,13 @@ class DirtyNamesPublisher:
             self._recorded = scope if removals == self._removals else None
 
     async def _maintain_record(self) -> None:
-        """Remove directories from the record once all their names are clean, and retry failed writes of the record."""
+        """Remove directories from the record once all their names are clean, and retry failed writes of the record.
+        Names that could not be read count as changed, so that other nodes query them again."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             try:
+                unread, self._unread = self._unread, set()
+                self.note(unread)
                 if self._forget_clean() or self._failing:
                     self._write()
             except Exception:
@@ -285,10 +290,18 @@ class DirtyNamesPublisher:
         begun = self._serial if begun is None else begun
         names = [(name, serial) for name, serial in directory.names.items() if whole or serial > since]
         some = names[:NAMES_PER_PAGE_MAX]
-        rows = [self._entry_of(join(request.path, name)) for name, _ in some]
+        rows = [entry for name, _ in some if (entry := self._entry_or_later(join(request.path, name)))]
         if len(some) < len(names):
             return PendingNamesPage(rows, f"{self._instance}:{some[-1][1]}:{begun}", whole, more=True)
         return PendingNamesPage(rows, f"{self._instance}:{begun}", whole)
+
+    def _entry_or_later(self, path: bytes) -> PendingEntry | None:
+        """Return the entry of a path; None if it can't be read now. The requester then keeps what it knows of it, until
+        it gets a notice of a change."""
+        entry = self._entry_of(path)
+        if entry is None:
+            self._unread.add(path)
+        return entry
 
     def _parse(self, state: str) -> tuple[int, int | None]:
         """Return the last serial that the requester knows and, in the middle of an answer, the serial with which it
