@@ -20,6 +20,8 @@ def c_library() -> Any:
     library.sync_file_range.argtypes = [number, size, size, ctypes.c_uint]
     library.mount.argtypes = [text, text, text, ctypes.c_ulong, text]
     library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, number]
+    if hasattr(library, "statx"):
+        library.statx.argtypes = [number, text, number, ctypes.c_uint, ctypes.c_void_p]
     if hasattr(library, "renameat2"):
         library.renameat2.argtypes = [number, text, number, text, ctypes.c_uint]
     return library

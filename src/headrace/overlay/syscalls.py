@@ -1,5 +1,5 @@
-"""Call system calls that Python's os lacks, fallocate(2) with its modes and sync_file_range(2), and combinations of
-calls."""
+"""Call system calls that Python's os lacks, fallocate(2) with its modes, statx(2) and sync_file_range(2), and
+combinations of calls."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import struct
 import sys
 import time
 
@@ -22,6 +23,10 @@ _JOURNALS = (0xEF53, 0x58465342)
 STATFS_BYTES = 256
 """Size of the buffer, larger than the kernel's struct. Its first word is the file system's number."""
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
+_AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
+_STATX_BYTES = 256
+_BIRTH = struct.Struct("=I76xqI")
+"""Of struct statx (linux/stat.h): the mask of its valid fields, and seconds and nanoseconds of the birth time."""
 
 
 def rename(source: str, target: str, flags: int) -> None:
@@ -87,6 +92,20 @@ def seen_at_rest(fd: int) -> os.stat_result:
     os.pread(fd, 1, 0)  # XFS: waits for the same lock
     again = os.fstat(fd)
     return as_given(again if again.st_ctime_ns == status.st_ctime_ns else status, fd)
+
+
+def birth_ns(fd: int) -> int | None:
+    """Return the time at which a file was created; None if its file system or the C library does not tell. A rename
+    keeps it, and a new file with the inode number of a removed one has another. fd: may be opened with O_PATH. Raises
+    OSError."""
+    library, buffer = c_library(), bytearray(_STATX_BYTES)
+    if not hasattr(library, "statx"):
+        return None
+    if library.statx(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, address_of(memoryview(buffer))) != 0:
+        number = last_errno()
+        raise OSError(number, os.strerror(number))
+    mask, seconds, nanoseconds = _BIRTH.unpack_from(buffer)
+    return seconds * 1_000_000_000 + nanoseconds if mask & _STATX_BTIME else None
 
 
 def tick_left_s(status: os.stat_result) -> float:

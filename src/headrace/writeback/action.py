@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from headrace.base.beneath import SafePath
 from headrace.base.model import Attributes
 from headrace.overlay.marks import base_version, is_removed, is_whiteout
+from headrace.overlay.syscalls import birth_ns
 from headrace.writeback.reconcile import UpperEntry, UpperKind
+from headrace.writeback.sync_journal import JournalRecord
 
 
 @dataclass(slots=True)
@@ -53,6 +55,22 @@ def file_at(safe_path: SafePath) -> tuple[int, int]:
         return 0, 0
     is_file = status is not None and stat.S_ISREG(status.st_mode)
     return (status.st_size, status.st_ino) if status is not None and is_file else (0, 0)
+
+
+def is_file_of(safe_path: SafePath, row: JournalRecord) -> bool:
+    """Return whether a file may be the one that a row describes, under any name and with any later change. The disk
+    may give its inode number to a new file, which was created after that state."""
+    if file_at(safe_path)[1] != row.inode:
+        return False
+    try:
+        fd = safe_path.open(os.O_PATH)
+        try:
+            born_ns = birth_ns(fd)
+        finally:
+            os.close(fd)
+    except OSError:  # it can't be read now, so it may be
+        return True
+    return born_ns is None or born_ns <= row.ctime_ns
 
 
 def attributes_of(status: os.stat_result) -> Attributes:

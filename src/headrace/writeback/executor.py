@@ -23,7 +23,7 @@ from headrace.base.keyed_lock import KeyedLock
 from headrace.base.namespace_path import split
 from headrace.base.os_errors import unread_error
 from headrace.namespace.namespace import Namespace
-from headrace.writeback.action import WriteBackCounts, by_depth, file_at
+from headrace.writeback.action import WriteBackCounts, by_depth, is_file_of
 from headrace.writeback.changes import ChangeTracker
 from headrace.writeback.dirty_set import DirtyPath
 from headrace.writeback.pending_removals import PendingRemovals, near
@@ -177,7 +177,7 @@ class SyncExecutor:
         if row is None or not row.inode or not row.is_file:
             return None
         new = self._dirty.name_of(row.inode)
-        if new is None or new == path or file_at(self._upper.at(new))[1] != row.inode:
+        if new is None or new == path or not is_file_of(self._upper.at(new), row):
             return None
         put = self._layer.journal.get(new)
         is_put = put is not None and put.inode == row.inode and put.is_there and not put.begun

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.overlay.syscalls import may_be_written, seen_at_rest
+from headrace.overlay.syscalls import birth_ns, may_be_written, seen_at_rest, tick_left_s
 from headrace.testing.waiting import wait_for
 
 
@@ -31,6 +31,27 @@ def test_who_may_write_to_a_file(tmp_path: Path) -> None:
     with open(path, "ab"):  # the lease is gone: an open breaks none
         pass
     os.close(fd)
+
+
+def test_a_file_keeps_the_time_of_its_birth(tmp_path: Path) -> None:
+    def birth_of(path: Path) -> int:
+        fd = os.open(path, os.O_PATH)
+        born_ns = birth_ns(fd)
+        os.close(fd)
+        if born_ns is None:
+            pytest.skip("the file system keeps no time of birth")
+        return born_ns
+
+    path, new = tmp_path / "f", tmp_path / "new"
+    path.write_bytes(b"x")
+    status, born_ns = path.stat(), birth_of(path)
+    assert 0 <= status.st_ctime_ns - born_ns < 60_000_000_000
+    wait_for(lambda: not tick_left_s(path.stat()))
+    path.rename(new)
+    os.utime(new, ns=(1, 1))
+    assert birth_of(new) == born_ns
+    path.write_bytes(b"x")
+    assert birth_of(path) > status.st_ctime_ns
 
 
 def test_a_file_is_not_seen_as_a_write_will_leave_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,27 @@ async def test_a_renamed_file_that_is_refused_keeps_its_old_name_at_the_origin(l
         layer.origin.mend()
         await until(lambda: write.waiting(b"/") == (0, 0))
         await assert_tree(layer, {b"/old": None, b"/new": b"ours"})
+
+
+@pytest.mark.expected_warnings("a change was not persisted, retrying later")
+async def test_a_new_file_with_the_inode_number_of_a_removed_one_holds_up_no_removal(
+    layer: LayerFixture,
+) -> None:
+    layer.write(b"/old", b"ours")
+    async with layer.running(layer.write_back(delay_s=0.0)) as write:
+        await write.persist(b"/")
+        row = layer.journal.get(b"/old")
+        assert row is not None
+        status = layer.write(b"/new", b"another file")
+        layer.journal.note(replace(row, inode=status.st_ino, ctime_ns=status.st_ctime_ns - 1_000_000_000))
+        hide(layer.upper, b"/old", None)
+        layer.origin.fail("put", PlannedFault.DENIED)
+        write.changed([b"/old", b"/new"], 1)
+        await until(lambda: layer.origin.count("remove"))
+        await assert_tree(layer, {b"/old": None, b"/new": None})
+        layer.origin.mend()
+        await until(lambda: write.waiting(b"/") == (0, 0))
+        await assert_tree(layer, {b"/old": None, b"/new": b"another file"})
 
 
 async def test_the_removal_of_an_old_name_waits_for_the_new_one_that_is_not_due(layer: LayerFixture) -> None:
