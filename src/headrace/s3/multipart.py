@@ -15,7 +15,7 @@ from headrace.s3.checksums import ALGORITHMS, Checksum, ChecksumRequest
 from headrace.s3.errors import S3Error
 from headrace.s3.object_attributes import write_record
 from headrace.s3.object_metadata import metadata_of
-from headrace.s3.objects import Objects, check_put, copy_source, write_metadata
+from headrace.s3.objects import Objects, attributes_of_copied, check_put, copy_source, write_metadata
 from headrace.s3.routes import S3Call
 from headrace.s3.uploads import NUMBER_MAX, About, UploadPart, Uploads, append_bytes
 from headrace.vfs.streams import Content
@@ -76,6 +76,7 @@ class Multipart:
             start, end = _range_of_copy(request.header("x-amz-copy-source-range"), attributes.size_bytes)
             with self._uploads.part(id, number) as fd:
                 etag, checksum = _copy(content, fd, start, end, requested.algorithm)
+                attributes_of_copied(request, attributes, content)
                 part_stat = write_record(fd, etag, checksum=checksum)
         finally:
             content.close()
@@ -292,13 +293,15 @@ def _part_row(part: UploadPart) -> str:
 
 
 def _after(uploads: list[tuple[str, About]], key: bytes, id: str) -> list[tuple[str, About]]:
-    """Return the uploads beyond the markers. A key marker without an id skips all uploads of that key."""
+    """Return the uploads beyond the markers, whose own upload may have ended. A key marker without an id skips all
+    uploads of that key."""
     if not key:
         return uploads
-    keys = [(upload_id, about.key) for upload_id, about in uploads]
-    if id and (id, key) in keys:
-        return uploads[keys.index((id, key)) + 1 :]
-    return [row for row in uploads if row[1].key > key]
+    return [
+        (upload_id, about)
+        for upload_id, about in uploads
+        if about.key > key or (id and about.key == key and upload_id > id)
+    ]
 
 
 def _number(request: Request, name: str, default: int) -> int:

@@ -330,7 +330,7 @@ class Objects:
             metadata = self._copied_metadata(request, call, source_metadata, requested)
             with self.creating(request, call) as stream:
                 content.copy_to(stream.fileno())
-                attributes = _attributes_of_copied(request, attributes, content)
+                attributes = attributes_of_copied(request, attributes, content)
                 etag = attributes.etag.strip('"') if is_of_bytes(attributes.etag) else ""
                 checksum = attributes.checksum
                 if checksum is not None and checksum.kind != FULL_OBJECT:
@@ -509,7 +509,7 @@ def check_put(request: Request) -> str:
     return mtime_text
 
 
-def _attributes_of_copied(request: Request, opened: ObjectAttributes, content: Content) -> ObjectAttributes:
+def attributes_of_copied(request: Request, opened: ObjectAttributes, content: Content) -> ObjectAttributes:
     """Return the attributes of the bytes that were copied. If a mount changed the file since it was opened, they are
     those of no version: without MD5 and checksum. Raises PreconditionFailed where the request names a version."""
     if not content.may_change:

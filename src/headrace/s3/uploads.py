@@ -19,6 +19,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -82,8 +83,8 @@ class Uploads:
         self._durable = durable
 
     def begin(self, about: About) -> str:
-        """Create an upload, and return its id."""
-        id = secrets.token_hex(16)
+        """Create an upload, and return its id. Later ids sort behind earlier ones."""
+        id = f"{time.time_ns():016x}{secrets.token_hex(8)}"
         with translating_os_errors("uploads in parts", _UPLOAD_ERRORS):
             os.makedirs(self._directory, mode=0o700, exist_ok=True)
             temporary = self._directory + b"/new-" + id.encode()
@@ -112,13 +113,13 @@ class Uploads:
             return None
 
     def all_of(self, bucket: bytes) -> list[tuple[str, About]]:
-        """Return the uploads of a bucket, in the order of keys and of time."""
+        """Return the uploads of a bucket, in the order of keys and of ids."""
         uploads = []
         for name in self._names():
             about = self._about(name)
             if about is not None and about.bucket == bucket:
                 uploads.append((name, about))
-        return sorted(uploads, key=lambda row: (row[1].key, row[1].begun_s))
+        return sorted(uploads, key=lambda row: (row[1].key, row[0]))
 
     @contextlib.contextmanager
     def part(self, id: str, number: int) -> Iterator[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,9 +20,10 @@ from headrace.overlay.durable_writes import DurableWrites
 from headrace.s3.body import Payload
 from headrace.s3.errors import S3Error
 from headrace.s3.multipart import Multipart
-from headrace.s3.object_attributes import ObjectAttributes
+from headrace.s3.object_attributes import ObjectAttributes, attributes_of, synthetic_etag
 from headrace.s3.routes import S3Call
 from headrace.s3.uploads import About, Uploads
+from headrace.vfs.streams import Content
 from tests.unit.s3.conftest import request_of
 
 PIECE = bytes(range(256)) * 4096
@@ -44,6 +46,8 @@ class FakeObjects:
     """Has one object, which is twice PIECE, and may be shorter by now. An object is created in `created`, after
     `before` was called. Reads return a piece at most."""
 
+    may_change = False
+
     def __init__(self, created: Path | None = None, before: Callable[[], object] = lambda: None) -> None:
         self._created = created
         self._before = before
@@ -61,6 +65,9 @@ class FakeObjects:
 
     def read(self, start: int, end: int) -> bytes:
         return (PIECE * 2)[start : min(end, self.size_bytes)]
+
+    def check_bucket(self, call: S3Call) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -144,6 +151,56 @@ def test_a_part_of_a_source_that_became_shorter_is_refused(tmp_path: Path) -> No
         Multipart(cast(Any, objects), upload.uploads).copy_part(request, upload.call)
     assert raised.value.code == "ServiceUnavailable"
     assert upload.uploads.parts(upload.id) == []
+
+
+class ChangedSource(FakeObjects):
+    """Has one object that a program writes in place after it was opened."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._file = file
+
+    def opened(self, call: S3Call) -> tuple[ObjectAttributes, Any, None]:
+        fd = os.open(self._file, os.O_RDONLY)
+        attributes = attributes_of(os.fstat(fd), fd)
+        self._file.write_bytes(b"new bytes, and more")
+        return attributes, Content.of_upper(fd, b"/b/source"), None
+
+
+def test_a_part_of_a_version_that_was_changed_meanwhile_is_not_copied(tmp_path: Path) -> None:
+    upload, source = Upload(tmp_path), tmp_path / "source"
+
+    def copy(**conditions: str) -> None:
+        line = f"PUT /b/k?partNumber=1&uploadId={upload.id}"
+        request = request_of(line, x_amz_copy_source="b/source", **conditions)
+        Multipart(cast(Any, ChangedSource(source)), upload.uploads).copy_part(request, upload.call)
+
+    source.write_bytes(b"old bytes")
+    status = source.stat()
+    with pytest.raises(S3Error) as raised:
+        copy(x_amz_copy_source_if_match=synthetic_etag(status.st_size, status.st_mtime_ns))
+    assert raised.value.code == "PreconditionFailed" and upload.uploads.parts(upload.id) == []
+    copy()
+    (part,) = upload.uploads.parts(upload.id)
+    assert part.etag == hashlib.md5(b"new bytes, and more").hexdigest()
+
+
+def test_all_uploads_are_listed_although_those_of_a_page_are_aborted(tmp_path: Path) -> None:
+    """As programs do that abort uploads page by page. The markers then name an upload that has ended."""
+    uploads = Uploads(os.fsencode(tmp_path / "uploads"), DurableWrites(os.fsencode(tmp_path), lambda: False))
+    parts, call = Multipart(cast(Any, FakeObjects()), uploads), S3Call("list_uploads", b"b", b"")
+    begun = [uploads.begin(About(b"b", key, 0.0)) for key in (b"j", b"k", b"k", b"k", b"l")]
+    listed: list[str] = []
+    markers = ""
+    while len(listed) < len(begun):
+        page = parts.list_uploads(request_of(f"GET /b?uploads&max-uploads=1{markers}"), call).body.decode()
+        (id,) = re.findall("<UploadId>(.*?)</UploadId>", page)
+        key = page.partition("<Upload>")[2].partition("<Key>")[2].partition("<")[0]
+        assert ("<IsTruncated>true" in page) == (len(listed) + 1 < len(begun))
+        listed.append(id)
+        uploads.remove(id)
+        markers = f"&key-marker={key}&upload-id-marker={id}"
+    assert listed == begun
 
 
 @pytest.fixture(params=[True, False], ids=["nameless", "named"])
