@@ -17,12 +17,14 @@ from headrace.s3.object_attributes import write_record
 from headrace.s3.object_metadata import metadata_of
 from headrace.s3.objects import Objects, attributes_of_copied, check_put, copy_source, write_metadata
 from headrace.s3.routes import S3Call
-from headrace.s3.uploads import NUMBER_MAX, About, UploadPart, Uploads, append_bytes
+from headrace.s3.uploads import NUMBER_MAX, About, UploadPart, Uploads, append_bytes, no_such_upload
 from headrace.vfs.streams import Content
 
 PART_BYTES_MIN = 5 << 20
 LIST_MAX = 1000
 _COPY_STEP_BYTES = 16 << 20
+Completion = list[tuple[int, str, dict[str, str]]]
+"""What a completion names of each part: number, ETag and checksums (`xml.read_complete`)."""
 
 
 class Multipart:
@@ -99,18 +101,13 @@ class Multipart:
         return id, int(number), self._uploads.about(id, call.bucket, call.key).checksum_request
 
     def complete(self, request: Request, call: S3Call, body: bytes) -> Response:
-        id = request.argument("uploadId")
-        about = self._uploads.about(id, call.bucket, call.key)
-        chosen = _chosen(xml.read_complete(body), self._uploads.parts(id))
-        etag, checksum = _etag_of(chosen), _checksum_of(about.checksum_request, chosen)
-        size_bytes = sum(part.size_bytes for part in chosen)
-        checksums.check_completed(request, about.checksum_request, checksum, size_bytes)
-        with self._objects.creating(request, call) as stream:
-            for part in chosen:
-                self._uploads.append(id, part, stream.fileno())
-            write_record(stream.fileno(), etag, about.mtime_text, checksum=checksum, parts=_runs_of(chosen))
-            write_metadata(stream.fileno(), about.metadata)
-        self._uploads.remove(id)
+        completion = xml.read_complete(body)
+        try:
+            etag, checksum = self._complete(request, call, completion)
+        except S3Error as error:
+            if error.code != "NoSuchUpload":
+                raise
+            etag, checksum = self._completed_before(call, completion)
         location = f"http://{request.header('host')}/{os.fsdecode(call.bucket)}/{os.fsdecode(call.key)}"
         return xml.response(
             xml.document(
@@ -121,6 +118,37 @@ class Multipart:
                 *_checksum_elements(checksum),
             )
         )
+
+    def _complete(
+        self, request: Request, call: S3Call, completion: Completion
+    ) -> tuple[str, Checksum | None]:
+        """Create the object of an upload, and return its ETag and checksum."""
+        id = request.argument("uploadId")
+        about = self._uploads.about(id, call.bucket, call.key)
+        chosen = _chosen(completion, self._uploads.parts(id))
+        etag = _etag_of([part.etag for part in chosen])
+        checksum = _checksum_of(about.checksum_request, chosen)
+        size_bytes = sum(part.size_bytes for part in chosen)
+        checksums.check_completed(request, about.checksum_request, checksum, size_bytes)
+        with self._objects.creating(request, call) as stream:
+            for part in chosen:
+                self._uploads.append(id, part, stream.fileno())
+            write_record(stream.fileno(), etag, about.mtime_text, checksum=checksum, parts=_runs_of(chosen))
+            write_metadata(stream.fileno(), about.metadata)
+        self._uploads.remove(id)
+        return etag, checksum
+
+    def _completed_before(self, call: S3Call, completion: Completion) -> tuple[str, Checksum | None]:
+        """Return the ETag and checksum of an object that consists of these parts: the client sends its completion again
+        because the first answer was lost. Raises NoSuchUpload for another object."""
+        etag = _etag_of([part_etag.strip('"') for _, part_etag, _ in completion])
+        try:
+            attributes, _, _ = self._objects.attributes(call)
+        except S3Error:
+            raise no_such_upload() from None
+        if attributes.etag != f'"{etag}"':
+            raise no_such_upload()
+        return etag, attributes.checksum
 
     def abort(self, request: Request, call: S3Call) -> Response:
         id = request.argument("uploadId")
@@ -215,7 +243,7 @@ def _checksum_elements(checksum: Checksum | None, *, kind: bool = True) -> list[
     return [*elements, xml.text("ChecksumType", checksum.kind)] if kind else elements
 
 
-def _chosen(completion: list[tuple[int, str, dict[str, str]]], parts: list[UploadPart]) -> list[UploadPart]:
+def _chosen(completion: Completion, parts: list[UploadPart]) -> list[UploadPart]:
     by_number = {part.number: part for part in parts}
     chosen = []
     for number, etag, expected in completion:
@@ -239,13 +267,14 @@ def _chosen(completion: list[tuple[int, str, dict[str, str]]], parts: list[Uploa
     return chosen
 
 
-def _etag_of(parts: list[UploadPart]) -> str:
-    """Return the ETag as S3 computes it: the MD5 of the parts' MD5s, and the number of parts."""
+def _etag_of(etags: list[str]) -> str:
+    """Return the ETag as S3 computes it: the MD5 of the parts' MD5s, and the number of parts. `etags` are those of the
+    parts, without quotes."""
     try:
-        digests = b"".join(binascii.unhexlify(part.etag) for part in parts)
-    except binascii.Error:  # of a file system without attributes
-        digests = b"".join(part.etag.encode() for part in parts)
-    return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(parts)}"
+        digests = b"".join(map(binascii.unhexlify, etags))
+    except ValueError:  # of a file system without attributes
+        digests = "".join(etags).encode("utf-8", "surrogateescape")
+    return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(etags)}"
 
 
 def _copy(content: Content, target: int, start: int, end: int, algorithm: str) -> tuple[str, Checksum | None]:

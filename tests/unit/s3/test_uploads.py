@@ -21,6 +21,7 @@ from headrace.s3.body import Payload
 from headrace.s3.errors import S3Error
 from headrace.s3.multipart import Multipart
 from headrace.s3.object_attributes import ObjectAttributes, attributes_of, synthetic_etag
+from headrace.s3.objects import no_such_key
 from headrace.s3.routes import S3Call
 from headrace.s3.uploads import About, Uploads
 from headrace.vfs.streams import Content
@@ -57,8 +58,17 @@ class FakeObjects:
     def creating(self, request: Request, call: S3Call) -> Iterator[Any]:
         self._before()
         assert self._created is not None
-        with open(self._created, "w+b", buffering=0) as stream:
+        staged = self._created.with_name("staged")
+        with open(staged, "w+b", buffering=0) as stream:
             yield stream
+        staged.rename(self._created)
+
+    def attributes(self, call: S3Call) -> tuple[ObjectAttributes, None, bytes]:
+        assert self._created is not None
+        if not self._created.exists():
+            raise no_such_key()
+        with open(self._created, "rb") as file:
+            return attributes_of(os.fstat(file.fileno()), file.fileno()), None, b""
 
     def opened(self, call: S3Call) -> tuple[ObjectAttributes, FakeObjects, None]:
         return ObjectAttributes(2 * len(PIECE), 0, '"e"'), self, None
@@ -115,14 +125,40 @@ class Upload:
         parts.put_part(request, self.call, Payload(request, iter([data]), "", None))
         return hashlib.md5(data).hexdigest()
 
-    def complete(self, objects: FakeObjects, *etags: str) -> None:
+    def complete(self, objects: FakeObjects, *etags: str) -> bytes:
+        """Complete the upload, and return the body of the response."""
         rows = (
             f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>"
             for number, etag in enumerate(etags, 1)
         )
         body = f"<CompleteMultipartUpload>{''.join(rows)}</CompleteMultipartUpload>"
         request = request_of(f"POST /b/k?uploadId={self.id}")
-        Multipart(cast(Any, objects), self.uploads).complete(request, self.call, body.encode())
+        return Multipart(cast(Any, objects), self.uploads).complete(request, self.call, body.encode()).body
+
+
+def test_a_completion_whose_answer_was_lost_gets_it_again(tmp_path: Path) -> None:
+    upload, objects = Upload(tmp_path), FakeObjects(tmp_path / "created")
+    etag = upload.put(1, b"bytes")
+    first = upload.complete(objects, etag)
+    assert upload.complete(objects, etag) == first
+    for etags in ((etag, etag), (hashlib.md5(b"other bytes").hexdigest(),), ("no MD5",)):
+        with pytest.raises(S3Error) as raised:
+            upload.complete(objects, *etags)
+        assert raised.value.code == "NoSuchUpload"
+    (tmp_path / "created").unlink()
+    with pytest.raises(S3Error) as raised:
+        upload.complete(objects, etag)
+    assert raised.value.code == "NoSuchUpload"
+
+
+def test_a_completion_that_another_one_overtakes_gets_the_same_answer(tmp_path: Path) -> None:
+    """The client sent it again while the parts were joined."""
+    upload, created = Upload(tmp_path), tmp_path / "created"
+    etag = upload.put(1, b"bytes")
+    first: list[bytes] = []
+    objects = FakeObjects(created, before=lambda: first.append(upload.complete(FakeObjects(created), etag)))
+    assert upload.complete(objects, etag) == first[0]
+    assert created.read_bytes() == b"bytes"
 
 
 @pytest.mark.parametrize("second", [b"new bytes", b"old bytes"])
@@ -139,7 +175,7 @@ def test_a_completion_joins_the_parts_that_it_checked(second: bytes, tmp_path: P
     with pytest.raises(S3Error) as raised:
         upload.complete(objects, etag)
     assert raised.value.code == "InvalidPart"
-    assert created.read_bytes() == b""
+    assert not created.exists()
     assert [part.size_bytes for part in upload.uploads.parts(upload.id)] == [len(second)]
 
 
