@@ -306,23 +306,27 @@ class WritableOperations(NamespaceOperations):
     def getxattr(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         size, _ = abi.XATTR_IN.unpack_from(request, 40)
         name = codec.decode_name(request, 48)
-        target = self._upper_target(node)
-        if target is None or name == MOUNTPOINTS_XATTR:
-            return super().getxattr(unique, node, request)
-        if not _is_visible_xattr(name):
-            return errno.ENODATA
-        value = os.getxattr(target, name) if isinstance(target, int) else target.getxattr(name)
-        return xattr_reply(unique, value, size)
+
+        def read(target: SafePath | int) -> Answer:
+            if not _is_visible_xattr(name):
+                return errno.ENODATA
+            value = os.getxattr(target, name) if isinstance(target, int) else target.getxattr(name)
+            return xattr_reply(unique, value, size)
+
+        answer = None if name == MOUNTPOINTS_XATTR else self._read_upper(node, read)
+        return super().getxattr(unique, node, request) if answer is None else answer
 
     def listxattr(self, unique: int, node: int, request: bytearray) -> Answer:
         size, _ = abi.XATTR_IN.unpack_from(request, 40)
-        target = self._upper_target(node)
-        if target is None:
-            return super().listxattr(unique, node, request)
-        raw_names = os.listxattr(target) if isinstance(target, int) else target.listxattr()
-        names = [os.fsencode(name) for name in raw_names]
-        shown = b"".join(name + b"\0" for name in names if _is_visible_xattr(name))
-        return xattr_reply(unique, shown, size)
+
+        def read(target: SafePath | int) -> Answer:
+            raw_names = os.listxattr(target) if isinstance(target, int) else target.listxattr()
+            names = [os.fsencode(name) for name in raw_names]
+            shown = b"".join(name + b"\0" for name in names if _is_visible_xattr(name))
+            return xattr_reply(unique, shown, size)
+
+        answer = self._read_upper(node, read)
+        return super().listxattr(unique, node, request) if answer is None else answer
 
     def setxattr(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         size, flags = abi.SETXATTR_IN.unpack_from(request, 40)
@@ -360,17 +364,17 @@ class WritableOperations(NamespaceOperations):
 
         return self._changing(work, stale_after_copy=True)
 
-    def _upper_target(self, node: int) -> SafePath | int | None:
-        """Return the shared descriptor or the path of a node; None for a node that only the origin has."""
+    def _read_upper(self, node: int, read: Callable[[SafePath | int], Answer]) -> Answer:
+        """Return the answer of `read`, which gets the shared descriptor or the path of a node; None for a node that
+        only the origin has. The descriptor stays open meanwhile: another thread may end the last use of it."""
         if not node & UPPER and node >> 48:
             return None
         with self._open_files.use(node) as file:
             if file is not None:
-                return file.fd
+                return read(file.fd)
         path = self._path(node)
-        return (
-            self._upper.at(path) if isinstance(self._tree.view.lookup_upper(path), os.stat_result) else None
-        )
+        is_upper = isinstance(self._tree.view.lookup_upper(path), os.stat_result)
+        return read(self._upper.at(path)) if is_upper else None
 
 
 def _set_attributes(target: bytes | int, fields: tuple[int, ...]) -> None:

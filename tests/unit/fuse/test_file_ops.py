@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -13,7 +14,7 @@ import pytest
 from headrace.base.errors import OriginUnavailableError
 from headrace.fuse import abi
 from headrace.fuse.abi import Opcode
-from headrace.fuse.file_ops import FALLOCATED_AT_ONCE_BYTES, FH_UPPER
+from headrace.fuse.file_ops import FALLOCATED_AT_ONCE_BYTES, FH_UPPER, WritableOperations
 from headrace.fuse.handover_state import HandoverState
 from headrace.fuse.io_modes import UPPER
 from headrace.fuse.operations import DiskTask, Mode
@@ -431,6 +432,34 @@ def test_extended_attributes_are_set_listed_and_removed(writable: MemoryMount, *
     assert writable.kernel.errno(Opcode.REMOVEXATTR, node, NOTE + b"\0") == 0
     assert writable.kernel.errno(Opcode.REMOVEXATTR, node, NOTE + b"\0") == errno.ENODATA
     assert writable.kernel.xattr(node, NOTE).error == errno.ENODATA
+
+
+@pytest.mark.parametrize("call", ["getxattr", "listxattr"])
+def test_attributes_are_read_while_another_thread_ends_the_last_use_of_the_file(
+    writable: MemoryMount, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The number of its descriptor may be another file's then."""
+    created = writable.kernel.create(b"new")
+    node = created.entry.nodeid
+    assert not writable.kernel.set_xattr(node, NOTE, b"value")
+    assert isinstance(writable.operations, WritableOperations)
+    others = contextlib.ExitStack()
+    others.enter_context(writable.operations._open_files.use(node))
+    writable.kernel.release(node, created.open.fh)
+    read = getattr(os, call)
+
+    def read_after_the_other(*arguments: object) -> object:
+        others.close()
+        return read(*arguments)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(os, call, read_after_the_other)
+        if call == "getxattr":
+            assert writable.kernel.xattr(node, NOTE) == Reply(0, b"value")
+        else:
+            names = writable.kernel.call(Opcode.LISTXATTR, node, layout.GetxattrIn(4096))
+            assert names == Reply(0, NOTE + b"\0")
+    assert writable.kernel.xattr(node, NOTE) == Reply(0, b"value")
 
 
 @pytest.mark.parametrize(
