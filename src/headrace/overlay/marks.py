@@ -40,18 +40,14 @@ def base_version(file: SafePath | int, path: bytes) -> Version | None:
 
 
 def set_base(file: SafePath, path: bytes, version: Version | None) -> None:
-    """Record the version that a file replaces at a path. None changes nothing."""
-    if version is None:
+    """Record the version that a file replaces at a path. None: it replaces nothing there, also if it had that name
+    before and replaced a version then."""
+    recorded = bases_of(file)
+    kept = [previous for previous in recorded if previous.path != path]
+    if version is None and len(kept) == len(recorded):
         return
-    kept = [previous for previous in bases_of(file) if previous.path != path]
-    value = msgspec.msgpack.encode([*kept[-BASES_MAX:], BaseVersion(path, version)])
-    file.setxattr(MARKS.base, value)
-
-
-def drop_base(file: SafePath, path: bytes) -> None:
-    """Record that the file replaces nothing at this path."""
-    kept = [base for base in bases_of(file) if base.path != path]
-    file.setxattr(MARKS.base, msgspec.msgpack.encode(kept))
+    bases = kept if version is None else [*kept[-BASES_MAX:], BaseVersion(path, version)]
+    file.setxattr(MARKS.base, msgspec.msgpack.encode(bases))
 
 
 def bases_of(file: SafePath | int) -> list[BaseVersion]:
@@ -78,7 +74,8 @@ def make_whiteout(place: SafePath, path: bytes, base: Version | None) -> None:
         place.chmod(stat.S_IMODE(WHITEOUT_MODE))
     else:
         place.mknod(stat.S_IFCHR, os.makedev(0, 0))
-    set_base(place, path, base)
+    if base is not None:
+        set_base(place, path, base)
 
 
 def make_removed(path: SafePath) -> None:

@@ -16,7 +16,7 @@ from headrace.namespace.mounts import Mount
 from headrace.namespace.namespace import Namespace
 from headrace.origin.origin import Absent, Origin
 from headrace.origin.retry import PATIENCE_S
-from headrace.overlay.marks import base_version, drop_base, is_whiteout, set_base
+from headrace.overlay.marks import base_version, is_whiteout, set_base
 from headrace.overlay.pending_version import PendingVersion, is_pending
 from headrace.overlay.upper import Upper
 from headrace.writeback.reconcile import PathState, upload_condition, version_to_remove
@@ -76,7 +76,7 @@ class Preconditions:
                 set_base(safe_path, path, version)
                 self._names.record_put(path, version)
             elif not is_whiteout(safe_path.lstat()):  # a whiteout without a base would hide any version
-                drop_base(safe_path, path)
+                set_base(safe_path, path, None)
             return version is not None
 
     async def _version_at_origin(self, path: bytes, base: Version) -> Version | None:

@@ -17,6 +17,7 @@ from headrace.fuse.io_modes import UPPER
 from headrace.fuse.namespace_ops import NamespaceOperations
 from headrace.overlay.lease_marks import DirectoryFlags
 from headrace.overlay.mark_names import MARKS
+from headrace.overlay.marks import base_version
 from headrace.overlay.upper import Upper
 from headrace.wire.messages import Written
 from tests.unit.fuse import kernel_layout as layout
@@ -397,6 +398,29 @@ def test_rename_of_a_file_of_the_origin_copies_it_up(writable: MemoryMount, orig
     assert writable.invalidated == [(ROOT, b"moved")]
     assert writable.kernel.read(writable.kernel.node("moved")) == origin["small"]
     assert writable.kernel.lookup(b"small").nodeid == 0
+
+
+@pytest.mark.parametrize("way", ["rename", "link", "exchange"])
+def test_a_file_that_returns_to_its_name_replaces_nothing_that_is_gone(
+    writable: MemoryMount, way: str
+) -> None:
+    """Its first version was removed at the origin meanwhile. With that as its base, its put would be a conflict."""
+    writable.kernel.errno(Opcode.OPEN, writable.kernel.node("small"), layout.OpenIn(os.O_RDWR))
+    assert writable.kernel.rename(b"small", b"other") == 0
+    assert isinstance(writable.operations, NamespaceOperations)
+    small, other = (writable.operations.tree.upper.at(path) for path in (b"/small", b"/other"))
+    assert base_version(other, b"/small") is not None
+    writable.client.remove_at_origin("/small")
+    small.unlink()  # the whiteout, as the node does
+    if way == "rename":
+        assert writable.kernel.rename(b"other", b"small") == 0
+    elif way == "link":
+        body = layout.LinkIn(writable.kernel.node("other"))
+        assert writable.kernel.errno(Opcode.LINK, ROOT, body, b"small\0") == 0
+    else:
+        writable.kernel.write_file(b"small", b"new")
+        assert writable.kernel.rename(b"other", b"small", EXCHANGE) == 0
+    assert base_version(small, b"/small") is None
 
 
 def test_rename_of_a_directory_of_the_origin_copies_all_of_it_up(
