@@ -266,12 +266,7 @@ class HttpServerConnection:
             if content is None or self.offset >= end:
                 return True
             step_end = end if content.fd >= 0 else min(end, self.offset + STEP_BYTES)
-            fd = content.wait(self.offset, step_end)
-            if self.secure or content.is_versioned:
-                is_sent = self._send_copied(content, fd, step_end)
-            else:
-                is_sent = self._send_file(fd, step_end)
-            if not is_sent:
+            if not self._send_file(content, content.wait(self.offset, step_end), step_end):
                 return False
 
     def _take_piece(self, response: Response, pieces: Iterator[bytes]) -> None:
@@ -282,9 +277,18 @@ class HttpServerConnection:
         self.unsent = b"%x\r\n%b\r\n" % (len(piece), piece)
         self.offset += len(self.unsent)
 
-    def _send_file(self, fd: int, end: int) -> bool:
-        """Send part of a file. Return False when the socket has no room for a while."""
+    def _send_file(self, content: SendableContent, fd: int, end: int) -> bool:
+        """Send part of a file. Return False when the socket has no room for a while. `sendfile` queues the file's pages
+        themselves, and a write in place changes them before the client receives them. So a file that may be written is
+        copied, as it is for TLS. Raises VersionChangedError in place of its last bytes if it was written."""
+        is_copied = self.secure or content.is_versioned
         while self.offset < end:
+            if is_copied:
+                self.unsent = _read_piece(content, fd, self.offset, end)
+                self.offset += len(self.unsent)
+                if not self._push(more=self.offset < end):
+                    return False
+                continue
             try:
                 sent = os.sendfile(self.fd, fd, self.offset, end - self.offset)
             except BlockingIOError:
@@ -296,25 +300,6 @@ class HttpServerConnection:
             if sent == 0:
                 raise HungUpError("the file was truncated while it was sent")
             self.offset += sent
-        return True
-
-    def _send_copied(self, content: SendableContent, fd: int, end: int) -> bool:
-        """Send part of a file as `_send_file` does, but read it first. A write in place changes pages that `sendfile`
-        has queued, and that the client has not received. Raise VersionChangedError in place of the last bytes if the
-        file was written meanwhile: the body is too short, so no client takes the bytes of two versions for one."""
-        while self.offset < end:
-            try:
-                piece = os.pread(fd, min(COPY_BYTES, end - self.offset), self.offset)
-            except OSError as error:
-                raise HungUpError(str(error)) from error
-            if not piece:
-                raise HungUpError("the file was truncated while it was sent")
-            if content.is_versioned and self.offset + len(piece) == end:
-                content.check_unchanged()
-            self.unsent = piece
-            self.offset += len(piece)
-            if not self._push(more=self.offset < end):
-                return False
         return True
 
     def _push(self, *, more: bool) -> bool:
@@ -388,3 +373,18 @@ class HttpServerConnection:
             reset(self.sock)
         else:
             self.sock.close()
+
+
+def _read_piece(content: SendableContent, fd: int, start: int, end: int) -> bytes:
+    """Read the next bytes of a part that ends at `end`. The file must be the version that the head names when the last
+    ones have been read: a body that is too short keeps a client from taking two versions for one. Raises
+    VersionChangedError and HungUpError."""
+    try:
+        piece = os.pread(fd, min(COPY_BYTES, end - start), start)
+    except OSError as error:
+        raise HungUpError(str(error)) from error
+    if not piece:
+        raise HungUpError("the file was truncated while it was sent")
+    if content.is_versioned and start + len(piece) == end:
+        content.check_unchanged()
+    return piece

@@ -290,18 +290,13 @@ class DirtyNamesPublisher:
         begun = self._serial if begun is None else begun
         names = [(name, serial) for name, serial in directory.names.items() if whole or serial > since]
         some = names[:NAMES_PER_PAGE_MAX]
-        rows = [entry for name, _ in some if (entry := self._entry_or_later(join(request.path, name)))]
+        entries = {path: self._entry_of(path) for path in (join(request.path, name) for name, _ in some)}
+        # the requester keeps what it knows of these, until it gets a notice of a change
+        self._unread |= {path for path, entry in entries.items() if entry is None}
+        rows = [entry for entry in entries.values() if entry is not None]
         if len(some) < len(names):
             return PendingNamesPage(rows, f"{self._instance}:{some[-1][1]}:{begun}", whole, more=True)
         return PendingNamesPage(rows, f"{self._instance}:{begun}", whole)
-
-    def _entry_or_later(self, path: bytes) -> PendingEntry | None:
-        """Return the entry of a path; None if it can't be read now. The requester then keeps what it knows of it, until
-        it gets a notice of a change."""
-        entry = self._entry_of(path)
-        if entry is None:
-            self._unread.add(path)
-        return entry
 
     def _parse(self, state: str) -> tuple[int, int | None]:
         """Return the last serial that the requester knows and, in the middle of an answer, the serial with which it
