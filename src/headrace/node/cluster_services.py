@@ -224,6 +224,7 @@ class ClusterServices:
         self.jobs.on_view()
         self._failover.on_view()
         self._link.dirty.elsewhere.on_view()
+        self._link.dirty.announcer.on_view()
         if self._writing is not None:
             self._writing.publisher.on_view()
             if self._writing.replicator is not None:

@@ -10,6 +10,7 @@ import pytest
 from headrace.ring.view import ClusterView, NodeInfo, next_view
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
+from headrace.writeback.coherence import invalidation
 from headrace.writeback.coherence.invalidation import DIRECTORIES_MAX, RETRY_S, InvalidationBroadcaster
 
 pytestmark = pytest.mark.timeout(60)
@@ -79,6 +80,31 @@ async def test_who_is_out_of_the_cluster_is_not_told_any_more(others: Others) ->
     await others.tried_again()
     others.view = view_of("n0", "n1")
     await until(lambda: not others.announcer._tasks)
+    assert not others.announcer._pending
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+async def test_who_comes_back_is_told_what_it_missed(others: Others, is_long: bool) -> None:
+    """It was cut off from the cluster's records, or hung, and its listings seem to be fresh."""
+    others.announcer.on_view()
+    others.deaf = {"n2"}
+    await others.announcer.announce({b"/d"})
+    await others.tried_again()  # by now a task waits to do so once more
+    others.view = view_of("n0", "n1")
+    others.announcer.on_view()
+    await until(lambda: not others.announcer._tasks)
+    await others.announcer.announce({b"/e"})
+    others.deaf = set()
+    if is_long:
+        await pass_time(invalidation.AWAY_S_MAX + 1)
+        await others.announcer.announce({b"/f"})
+        assert not others.announcer._pending
+    assert others.heard["n2"] == []
+    others.view = view_of("n0", "n1", "n2")
+    others.announcer.on_view()
+    await until(lambda: not others.announcer._tasks)
+    missed = [] if is_long else [b"/d", b"/e"]
+    assert others.heard["n2"] == [(path, relist, False) for path in missed for relist in (False, True)]
     assert not others.announcer._pending
 
 

@@ -1,8 +1,9 @@
 """Invalidate other nodes' listings of a directory that this node changed at its origin. This happens before the nodes
 that show its dirty names learn that the origin has them.
 
-A node that does not answer is notified again until it answers or leaves the cluster. Until then its listing may lack a
-name that this node's pending rows no longer show. All calls run on the node's loop.
+A node that does not answer is notified again until it answers. Until then its listing may lack a name that this node's
+pending rows no longer show. A node that left the cluster is notified when it comes back: its listings seem to be fresh
+if it was only cut off. All calls run on the node's loop.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 from collections.abc import Callable, Collection
 from typing import Protocol
 
+from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
 from headrace.base.tasks import OwnedTasks
@@ -27,6 +29,8 @@ DIRECTORIES_MAX = 64
 directories that wait for one node."""
 RETRY_S = 1.0
 """Pause before a failed invalidation is repeated, in seconds."""
+AWAY_S_MAX = 600.0
+"""Seconds for which this node keeps the directories of a node that left the cluster."""
 INVALIDATE_LIMIT_S = 10.0
 """Time limit of one invalidation of one node, in seconds."""
 
@@ -80,16 +84,32 @@ class InvalidationBroadcaster:
         self._pending: dict[str, dict[bytes, bool]] = {}
         """Map a node id to its directories, and each to whether everything below it is invalid, too."""
         self._repeating: set[str] = set()
+        self._present: set[str] = set()
+        self._away: dict[str, float] = {}
+        """Nodes that left the cluster, and when, by the monotonic clock."""
         self._tasks = OwnedTasks()
+
+    def on_view(self) -> None:
+        """Note the nodes that left, and notify those that came back."""
+        present, now_s = set(self._view().nodes), monotonic_s()
+        self._away |= dict.fromkeys(self._present - present, now_s)
+        self._present = present
+        for node in self._away.keys() & present:
+            del self._away[node]
+            if node in self._pending:
+                self._repeat(node)
 
     async def announce(self, directories: set[bytes]) -> None:
         """Invalidate listings. On return each node that answers has dropped its listings and will list again. A node
         that does not answer is waited for once."""
         below = len(directories) > DIRECTORIES_MAX
         silent: set[str] = set()
+        self._forget_long_away()
         for directory in {os.path.commonpath(directories)} if below else directories:
             for node in silent:
                 self._record_failed(node, directory, below=below)
+            for node in self._away:
+                self._record(node, directory, below=below)
             only = self._view().nodes.keys() - silent if silent else None
             for node, why in await self._notify(directory, below=below, only=only):
                 log.info(
@@ -112,13 +132,25 @@ class InvalidationBroadcaster:
         failures |= dict(await self._send(directory, relist=True, below=below, only=only))
         return list(failures.items())
 
+    def _forget_long_away(self) -> None:
+        limit_s = monotonic_s() - AWAY_S_MAX
+        for node in [node for node, left_s in self._away.items() if left_s < limit_s]:
+            del self._away[node]
+            self._pending.pop(node, None)
+
     def _record_failed(self, node: str, directory: bytes, *, below: bool) -> None:
+        self._record(node, directory, below=below)
+        self._repeat(node)
+
+    def _record(self, node: str, directory: bytes, *, below: bool) -> None:
         directories = self._pending.setdefault(node, {})
         directories[directory] = below or directories.get(directory, False)
         if len(directories) > DIRECTORIES_MAX:
             common_parent = os.path.commonpath(list(directories))
             directories.clear()
             directories[common_parent] = True
+
+    def _repeat(self, node: str) -> None:
         if node not in self._repeating:
             self._repeating.add(node)
             self._tasks.start(self._notify_later(node))
@@ -130,6 +162,8 @@ class InvalidationBroadcaster:
             while self._pending.get(node) and node in self._view().nodes:
                 await asyncio.sleep(RETRY_S)
                 for directory in list(self._pending[node]):
+                    if node not in self._view().nodes:
+                        break  # nobody would be notified
                     below = self._pending[node].pop(directory, None)
                     if below is None:
                         continue  # its common parent with others is there instead
@@ -138,7 +172,8 @@ class InvalidationBroadcaster:
                         break
         finally:
             self._repeating.discard(node)
-            self._pending.pop(node, None)
+            if node not in self._away:
+                self._pending.pop(node, None)
 
 
 class InvalidationObserver(WriteObserver):
