@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 
 import lmdb
 
@@ -308,8 +308,9 @@ class Index:
             self._transactions.delete(self._files, KEY.pack(id))
 
     def supersede(self, id: FileId) -> None:
-        """Let the store evict a file first, because its name is gone or means another one."""
-        self.superseded.append(id)
+        """Let the store evict a file first, because its name is gone or means another one: as soon as that is
+        committed."""
+        self._transactions.when_committed(partial(self.superseded.append, id))
 
     def _children_batch(self, directory: FileId, after: bytes) -> list[Entry]:
         prefix = KEY.pack(directory)

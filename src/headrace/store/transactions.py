@@ -7,7 +7,7 @@ a batch it sees the batch's writes, in other threads the last commit.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
@@ -37,6 +37,7 @@ class Transactions:
         self._txn: Any = None
         self._owner = 0
         self._depth = 0
+        self._on_commit: list[Callable[[], None]] = []
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -65,6 +66,14 @@ class Transactions:
     def is_in_batch(self) -> bool:
         """Return whether the calling thread has a batch open."""
         return self._txn is not None and self._owner == get_ident()
+
+    def when_committed(self, call: Callable[[], None]) -> None:
+        """Call a function, which must not fail, when the batch of this thread is committed; at once if there is none.
+        A batch that fails drops it."""
+        if self.is_in_batch:
+            self._on_commit.append(call)
+        else:
+            call()
 
     @contextmanager
     def reading(self) -> Iterator[Any]:
@@ -140,11 +149,14 @@ class Transactions:
 
     def _end(self, *, commit: bool) -> None:
         txn = self._txn
+        calls, self._on_commit = self._on_commit, []
         try:
             if commit:
                 self._record_next_id(txn)
                 txn.commit()
                 self._saved_next_id = self.next_id
+                for call in calls:
+                    call()
                 failpoint.hit("index.committed")
             else:
                 txn.abort()

@@ -130,6 +130,11 @@ class Accounts:
         self.tiered.note_used(used, self.volume_of)
         self._lives.note_used(used)
 
+    def bytes_of(self, id: FileId, volume: Volume) -> int:
+        """Return the bytes of a file on a volume, whole or in part; 0 if it is not there."""
+        number, size_bytes = self._partial.get(id, (-1, 0))
+        return size_bytes if number == volume.number else self.policies[volume.number].size_of(id)
+
     def volume_of(self, id: FileId) -> int | None:
         """Return the number of the volume whose policy has a file."""
         return next((number for number, policy in enumerate(self.policies) if id in policy), None)

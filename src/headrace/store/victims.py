@@ -13,6 +13,9 @@ from headrace.store.usage import Accounts
 from headrace.store.volume import Volume
 
 _PARTIALS_SEARCHED = 1000  # of all tenants, for the files of one: a search for more would hold the lock
+SUPERSEDED_SEARCHED = 4096
+"""Superseded files of all volumes that are looked at for one: some 10 ms. A data set that was replaced leaves
+millions."""
 Step = Callable[[Volume, int, FileId | None], list[FileId]]
 """Takes a volume, the bytes needed and the file that needs them, which stays. Returns files that together have the
 bytes, or all there are."""
@@ -33,18 +36,23 @@ class Victims:
         )
         """Superseded files first, then idle incomplete ones, then the policy's, then those being filled."""
 
-    def superseded_on(self, volume: Volume, _: int, keep: FileId | None = None) -> list[FileId]:
+    def superseded_on(self, volume: Volume, bytes_needed: int, keep: FileId | None = None) -> list[FileId]:
+        """Return superseded files, the first ones first. Those of other volumes come last then, so that the next search
+        begins with what this one has not looked at."""
         victims: dict[FileId, None] = {}
         remaining: list[FileId] = []
-        while self._index.superseded:
+        for _ in range(min(SUPERSEDED_SEARCHED, len(self._index.superseded))):
+            if bytes_needed <= 0:
+                break
             id = self._index.superseded.popleft()
             cached = self._index.cached(id)
             if cached is None:
                 continue
             if id in self._accounts.sealed:
-                continue  # `SealedFiles.drop` puts it back
+                continue  # `SealedFiles.renew` puts it back
             # even if it is pinned: it no longer has a name by which it could be unpinned
             if cached.volume == volume.number and id != keep:
+                bytes_needed -= 0 if id in victims else self._accounts.bytes_of(id, volume)
                 victims[id] = None
             else:
                 remaining.append(id)

@@ -21,6 +21,8 @@ from headrace.store.store import Store
 from headrace.store.volume import Volume
 
 OpenStore = Callable[..., Store]
+OpenDisks = Callable[..., Store]
+"""Opens a store of several disks of one tier, with the index outside them."""
 
 
 @pytest.fixture
@@ -38,6 +40,21 @@ def open_store(tmp_path: Path) -> Iterator[OpenStore]:
         index = str(tmp_path / "volume/index")
         seals = StoredSeals(read_ids=lambda: [[file.id for file in sealed]], read_files=lambda: sealed)
         store = Store.open(index, [volume], boot_id=boot_id, rules=SpaceRules(policy=policy), seals=seals)
+        stores.append(store)
+        return store
+
+    yield open
+    for store in stores:
+        crash(store)
+
+
+@pytest.fixture
+def open_disks(tmp_path: Path) -> Iterator[OpenDisks]:
+    stores: list[Store] = []
+
+    def open(count: int, capacity_bytes: int = 64 << 20, *, boot_id: str = "boot-1") -> Store:
+        volumes = [Volume(n, str(tmp_path / f"disk{n}"), capacity_bytes, "ssd") for n in range(count)]
+        store = Store.open(str(tmp_path / "index"), volumes, boot_id=boot_id)
         stores.append(store)
         return store
 

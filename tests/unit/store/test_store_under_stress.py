@@ -14,12 +14,13 @@ import pytest
 
 from headrace.base.errors import EvictedError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, FileId, Version
+from headrace.store import victims
 from headrace.store.store import Store
 from headrace.store.transactions import Transactions
 from tests import fork_server
 from tests.unit.store.conftest import cached, fill
 
-from .conftest import OpenStore, crash, named
+from .conftest import OpenDisks, OpenStore, crash, named
 
 MIB = BLOCK_SIZE_BYTES
 
@@ -163,6 +164,44 @@ def test_a_step_has_few_files_though_they_are_tiny(open_store: OpenStore) -> Non
     assert max(steps[1:]) <= 520
 
 
+def replace_all(store: Store, names: list[bytes]) -> None:
+    with store.index.batch():
+        for name in names:
+            store.index.names.put_file(ROOT_ID, name, Version(100, 6, "new"))
+
+
+def test_a_replaced_data_set_goes_in_steps(open_store: OpenStore) -> None:
+    """All at once would hold the lock, and the node's loop, for a minute and more."""
+    store = open_store(64 * MIB)
+    names = [b"%d" % n for n in range(4000)]
+    store.complete_small_many([(named(store, name, 100), b"x" * 100) for name in names])
+    kept = fill(store, b"kept", MIB)
+    replace_all(store, names)
+    store.volumes[0].capacity_bytes = 4 * MIB
+    steps = []
+    while evicted := store.space.evict_if_needed():
+        steps.append(len(evicted))
+        assert kept not in evicted
+    assert len(steps) > 2
+    assert steps[0] <= 2048
+    assert max(steps[1:]) <= 520
+
+
+def test_replaced_files_of_one_disk_are_found_among_those_of_another(
+    open_disks: OpenDisks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One search looks at a few, and the next one goes on from there."""
+    store = open_disks(2)
+    names = [b"%d" % n for n in range(40)]
+    files = [store.complete_small(named(store, name, 100), b"x" * 100) for name in names]
+    replace_all(store, names)
+    monkeypatch.setattr(victims, "SUPERSEDED_SEARCHED", 4)
+    found = [id for _ in range(10) for id in store.space._victims.superseded_on(store.disks[1], 1 << 30)]
+    assert found == [file.id for file in files if file.volume == 1]
+    assert [*store.index.superseded] == [file.id for file in files if file.volume == 0]
+    assert len(found) == 20
+
+
 def test_making_room_takes_no_more_than_it_must(open_store: OpenStore) -> None:
     store = open_store(64 * MIB)
     for n in range(64):
@@ -177,6 +216,23 @@ def test_a_pinned_version_that_nobody_can_name_goes(open_store: OpenStore) -> No
     named(store, b"f", 10 * MIB, token="new")
     fill(store, b"g", 12 * MIB)
     assert store.index.cached(old) is None
+
+
+def test_a_change_of_a_name_that_failed_evicts_nothing(open_store: OpenStore) -> None:
+    """The pinned file still has its name."""
+    store = open_store(20 * MIB)
+    kept = fill(store, b"f", 10 * MIB)
+    store.pin(kept, True)
+    with pytest.raises(NoSpaceError), store.index.batch():
+        named(store, b"f", 10 * MIB, token="new")
+        raise NoSpaceError("index", why="the filesystem is full")
+    with pytest.raises(NoSpaceError):
+        fill(store, b"g", 12 * MIB)
+    assert cached(store, kept).trusted
+    named(store, b"f", 10 * MIB, token="new")
+    assert [*store.index.superseded] == [kept]
+    fill(store, b"h", 12 * MIB)
+    assert store.index.cached(kept) is None
 
 
 def test_another_thread_takes_the_space_of_files_being_filled_but_not_of_its_own(
