@@ -158,7 +158,7 @@ class Scrub:
             for file in files:
                 try:
                     await self._check(file.id)
-                except HeadraceError as error:  # the next pass tries it again
+                except (HeadraceError, OSError) as error:  # the next pass tries it again
                     log.warning("a cached file can't be compared id=%x error=%s", file.id, error)
                 self._progress.after = file.id
                 if time.monotonic() - self._saved_s > SAVE_S:

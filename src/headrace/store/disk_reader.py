@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 
 from headrace.base.model import BLOCK_SIZE_BYTES
-from headrace.store.checksum import block_checksum
+from headrace.store.checksum import block_checksum, is_unreadable
 
 _NOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
 
@@ -75,7 +75,8 @@ def checksums_on_disk(
     fd: int, size_bytes: int, blocks: Iterable[int], *, before_read: Callable[[int], None]
 ) -> Iterator[int | None]:
     """Yield the checksum of each block as the disk has it; None for a block that can't be read. before_read: called
-    with the number of bytes; an exception that it raises ends the reading. OSError, but for EIO of a block."""
+    with the number of bytes; an exception that it raises ends the reading. OSError, but for an unreadable
+    block."""
     reader = DiskReader(fd, size_bytes)
     try:
         for block in blocks:
@@ -85,7 +86,7 @@ def checksums_on_disk(
             try:
                 body = reader.read(start, length)
             except OSError as error:
-                if error.errno != errno.EIO:
+                if not is_unreadable(error):
                     raise
                 yield None
                 continue

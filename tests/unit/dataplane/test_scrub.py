@@ -200,8 +200,9 @@ def refusing_direct(plain: Callable[..., int]) -> Callable[..., int]:
 
 
 @pytest.mark.expected_warnings("headrace.dataplane.scrub")
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENODATA])  # the latter is a bad sector, by O_DIRECT
 async def test_a_block_that_cannot_be_read_is_a_bad_one(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     store = open_store()
     (id,) = filled(store, [3 * MIB])
@@ -211,7 +212,7 @@ async def test_a_block_that_cannot_be_read_is_a_bad_one(
 
     def read(self: DiskReader, start: int, length: int) -> memoryview:
         if start == MIB and not host.loaded:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+            raise OSError(error, os.strerror(error))
         return plain(self, start, length)
 
     monkeypatch.setattr(DiskReader, "read", read)

@@ -12,6 +12,7 @@ import pytest
 
 from headrace.base.errors import NoSpaceError, StoreError
 from headrace.base.model import FileId
+from headrace.store.recovery import doubt
 from headrace.store.store import Store
 from headrace.store.volume import Volume
 from tests.unit.store.conftest import OpenStore, cached, fill, named
@@ -79,6 +80,47 @@ def test_a_file_whose_completion_was_not_recorded_is_completed_again(open_store:
     store.complete(writer)
     assert cached(store, entry.id).trusted
     assert Path(store.volumes[0].data_path(entry.id)).read_bytes() == body
+
+
+@contextmanager
+def bad_sector(offset: int, length: int) -> Iterator[None]:
+    """The disk can't read such blocks."""
+    real = os.pread
+
+    def read(fd: int, count: int, start: int) -> bytes:
+        if (start, count) == (offset, length):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(fd, count, start)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pread", read)
+        yield
+
+
+def test_a_file_with_a_bad_sector_is_not_lost_after_a_power_loss(open_store: OpenStore) -> None:
+    """Its reader would get EIO each time, though the origin has the bytes."""
+    store = open_store()
+    id, small = fill(store, b"f", 3 * MIB), fill(store, b"s", 777)
+    assert doubt(store.index, [id, small]) == 2  # as a start after a power loss does
+    with bad_sector(MIB, MIB), bad_sector(0, 777):
+        assert not store.verifier.verify(id)
+        assert not store.verifier.verify(small)
+    assert store.index.cached(small) is None
+    writer = store.writer(id)
+    assert writer is not None
+    assert writer.missing(0, 3 * MIB) == [(MIB, 2 * MIB)]
+
+
+def test_fsck_goes_on_after_a_bad_sector(open_store: OpenStore) -> None:
+    store = open_store()
+    bad, rotten = fill(store, b"bad", 2 * MIB), fill(store, b"rotten", 3 * MIB)
+    with open(store.volumes[0].data_path(rotten), "r+b") as file:
+        file.write(b"rotten")
+    with bad_sector(MIB, MIB):
+        report = store.fsck(lambda *_: None)
+    assert {id for id, _ in report.faults} == {bad, rotten}
+    assert report.files_with_bad_blocks == 2
+    assert store.fsck(lambda *_: None).sound
 
 
 def test_one_file_that_stays_on_a_failing_disk_keeps_no_other(open_store: OpenStore) -> None:

@@ -196,10 +196,10 @@ def test_replaced_files_of_one_disk_are_found_among_those_of_another(
     files = [store.complete_small(named(store, name, 100), b"x" * 100) for name in names]
     replace_all(store, names)
     monkeypatch.setattr(victims, "SUPERSEDED_SEARCHED", 4)
-    found = [id for _ in range(10) for id in store.space._victims.superseded_on(store.disks[1], 1 << 30)]
-    assert found == [file.id for file in files if file.volume == 1]
+    evicted = [id for _ in range(10) for id in store.space._victims.superseded_on(store.disks[1], 1 << 30)]
+    assert evicted == [file.id for file in files if file.volume == 1]
     assert [*store.index.superseded] == [file.id for file in files if file.volume == 0]
-    assert len(found) == 20
+    assert len(evicted) == 20
 
 
 def test_making_room_takes_no_more_than_it_must(open_store: OpenStore) -> None:
