@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 _AFTER_POWER_LOSS_IDS = 1 << 20
 """A power loss erases the record of ids that were assigned after the checkpoint; their cache files may still exist."""
+_SYNC_FAILED = b"sync_failed"
 _IDS_BEGIN_MS = 1_700_000_000_000
 
 
@@ -42,7 +43,7 @@ class IndexState:
     index. clean: the last run closed it. restored: this open reset the index to a checkpoint, because the machine was
     restarted without a clean close. unsettled: recovery is not finished, so there is no checkpoint yet; if the process
     is killed until then, the next open finds the same state. boot: the number of this boot. synced_sequence, synced_ns:
-    of the last sync, as in `checkpoint`.
+    of the last sync, as in `checkpoint`. sync_failed: a sync failed in this boot, in this run or an earlier one.
 
     continues: the state of the same index before it was compacted; what it says of the last run stays true.
     """
@@ -59,6 +60,7 @@ class IndexState:
         self._transactions = transactions
         self._environment = environment
         self._table = environment.meta
+        self._boot_id = boot_id
         self.unsettled = False
         self.created = environment.is_new
         if writable and self.created:
@@ -73,6 +75,7 @@ class IndexState:
         self.restored = environment.restored
         self.synced_sequence = self._number(b"synced")
         self.synced_ns = self._number(b"synced_ns")
+        self.sync_failed = self.get(_SYNC_FAILED) == boot_id.encode()
         self.boot = int.from_bytes((self.get(b"boot") or b"")[:4], "little")
         if writable:
             self._begin_run(boot_id)
@@ -118,9 +121,16 @@ class IndexState:
             with self._transactions.batch():
                 self.put(b"synced", synced_sequence.to_bytes(8, "little"))
                 self.put(b"synced_ns", synced_ns.to_bytes(8, "little"))
-            self.synced_ns = synced_ns
+            self.synced_sequence, self.synced_ns = synced_sequence, synced_ns
         self._environment.checkpoint()
         self.unsettled = False
+
+    def note_failed_sync(self) -> None:
+        """Record that the kernel could not write some pages. It has them in memory as if it had written them, so they
+        are wrong as soon as they are read from the disk: in this boot the page cache proves nothing any more."""
+        if not self.sync_failed:
+            self.put(_SYNC_FAILED, self._boot_id.encode())
+            self.sync_failed = True
 
     def skip_ids(self, last: int) -> None:
         """Assign no id up to that one any more."""

@@ -5,6 +5,7 @@ same boot id           the node was killed; the page cache survived, so every bi
 another boot id        power was lost: the index is at its last checkpoint. A file whose sequence the last sync does
                        not cover, and every incomplete file, is marked unverified: no byte of it is served until
                        its checksums were verified.
+a sync failed          the page cache may have bytes that the disk has not: files are marked as after a power loss.
 """
 
 from __future__ import annotations
@@ -65,16 +66,8 @@ def recover(index: Index, volumes: list[Volume], seals: StoredSeals) -> int:
     if index.state.clean:
         return 0
     marked = 0
-    if index.state.restored:
-        suspects: list[CachedFile] = []
-        for cached in index.cached_files():
-            actual = where_it_is(volumes, cached)
-            if actual is not cached or not _was_synced(index, volumes[cached.volume], cached):
-                suspects.append(actual)
-            if len(suspects) >= BATCH:
-                marked += _mark(index, suspects)
-                suspects = []
-        marked += _mark(index, suspects)
+    if index.state.restored or index.state.sync_failed:
+        marked = _mark_unsynced(index, volumes)
     if index.state.created:
         _skip_sealed_ids(index, seals)
     if index.state.restored or index.state.created:
@@ -87,6 +80,20 @@ def recover(index: Index, volumes: list[Volume], seals: StoredSeals) -> int:
     if index.state.unsettled:
         index.state.checkpoint()
     return marked
+
+
+def _mark_unsynced(index: Index, volumes: list[Volume]) -> int:
+    """Mark the files that may not be on their disk as the index says. Return their number."""
+    marked = 0
+    suspects: list[CachedFile] = []
+    for cached in index.cached_files():
+        actual = where_it_is(volumes, cached)
+        if actual is not cached or not _was_synced(index, volumes[cached.volume], cached):
+            suspects.append(actual)
+        if len(suspects) >= BATCH:
+            marked += _mark(index, suspects)
+            suspects = []
+    return marked + _mark(index, suspects)
 
 
 def _skip_sealed_ids(index: Index, seals: StoredSeals) -> None:
@@ -161,6 +168,18 @@ def doubt(index: Index, ids: Iterable[FileId]) -> int:
         return _mark(index, suspects)
 
 
+def unsynced_batches(index: Index, volume: Volume) -> Iterator[list[FileId]]:
+    """Yield the ids of the trusted files of a volume that the last sync does not cover, in batches."""
+    covered = index.state.synced_sequence
+    ids = (
+        cached.id
+        for cached in index.cached_files()
+        if cached.volume == volume.number and cached.trusted and cached.sequence > covered
+    )
+    while batch := [*islice(ids, BATCH)]:
+        yield batch
+
+
 def orphans(index: Index, volumes: list[Volume]) -> Iterator[tuple[Volume, FileId]]:
     for volume in volumes:
         for id in volume.ids():
@@ -202,6 +221,10 @@ def bad_blocks(volume: Volume, cached: CachedFile, *, verify: Verify = verify_fi
         return sorted([*verify(fd, cached.size_bytes, sums), *absent])
     except (FileNotFoundError, ValueError):
         return None
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(f"cache file {path} can't be read", why=error.strerror or str(error)) from error
     finally:
         os.close(fd)
 

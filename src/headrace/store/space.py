@@ -298,9 +298,8 @@ class CacheSpace:
     def grow(self, writer: CacheWriter, count: int) -> None:
         """Account for bytes of a file that is being filled. Raises NoSpaceError if nothing can be evicted for it."""
         with self._lock:
-            if self._files.writers.get(writer.id) is not writer or not self._files.accounts.is_partial(
-                writer.id
-            ):
+            is_current = self._files.writers.get(writer.id) is writer
+            if not is_current or self._files.accounts.partial_bytes(writer.id) is None:
                 if count < 0:
                     return
                 raise EvictedError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
@@ -367,13 +367,12 @@ class Store:
     def _sync(self, *, pause_s: float) -> None:
         sequence, at_ns = self._files.sequence, time.time_ns()
         time.sleep(pause_s)  # so that every file with a ctime before at_ns is on the disk
-        try:
-            for volume in self.disks:
-                volume.written.save(now=True)
-                volume.sync()
-        except StoreError:
+        failures = [*_failed_syncs(self.disks)]
+        for volume, _ in failures:
             self._sync_failed = True  # the kernel reports a page that it could not write only once
-            raise
+            self.verifier.distrust_unsynced(volume)
+        for _, error in failures:
+            raise error
         failpoint.hit("sync.volumes")
         if self._sync_failed:
             self.index.state.checkpoint()
@@ -424,6 +423,16 @@ class Store:
             os.rename(path, volume.data_path(id))
         except OSError as error:
             raise storage_error(path, error) from error
+
+
+def _failed_syncs(volumes: list[Volume]) -> Iterator[tuple[Volume, StoreError]]:
+    """Sync each volume, also behind one that fails. Yield those that failed, with the error."""
+    for volume in volumes:
+        volume.written.save(now=True)
+        try:
+            volume.sync()
+        except StoreError as error:
+            yield volume, error
 
 
 def _check_small(files: list[tuple[Entry, Body]]) -> None:

@@ -84,8 +84,9 @@ class Accounts:
         """Yield incomplete files: id, volume, allocated bytes; those that grew last come last."""
         return ((id, number, size_bytes) for id, (number, size_bytes) in self._partial.items())
 
-    def is_partial(self, id: FileId) -> bool:
-        return id in self._partial
+    def partial_bytes(self, id: FileId) -> int | None:
+        """Return the allocated bytes of an incomplete file; None for any other."""
+        return self._partial.get(id, (0, None))[1]
 
     def choose(
         self, volume: int, is_kept: Callable[[FileId], bool], group: int, ids: list[FileId]
@@ -129,11 +130,6 @@ class Accounts:
         self.use_count += len(used)
         self.tiered.note_used(used, self.volume_of)
         self._lives.note_used(used)
-
-    def bytes_of(self, id: FileId, volume: Volume) -> int:
-        """Return the bytes of a file on a volume, whole or in part; 0 if it is not there."""
-        number, size_bytes = self._partial.get(id, (-1, 0))
-        return size_bytes if number == volume.number else self.policies[volume.number].size_of(id)
 
     def volume_of(self, id: FileId) -> int | None:
         """Return the number of the volume whose policy has a file."""

@@ -3,16 +3,33 @@ lock."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
+
 from msgspec import structs
 
 from headrace.base import failpoint
+from headrace.base.errors import HeadraceError
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId
+from headrace.store.checksum import verify_file
+from headrace.store.disk_reader import verify_on_disk
 from headrace.store.file_registry import FileRegistry
-from headrace.store.recovery import FsckProgress, FsckReport, OnSound, bad_blocks, fsck, version_of
+from headrace.store.recovery import (
+    FsckProgress,
+    FsckReport,
+    OnSound,
+    bad_blocks,
+    doubt,
+    fsck,
+    unsynced_batches,
+    version_of,
+)
 from headrace.store.schema import CachedFile
 from headrace.store.space import CacheSpace
 from headrace.store.volume import Volume
 from headrace.store.writer import CacheWriter
+
+_verify_on_disk = partial(verify_on_disk, before_read=lambda _: None)
 
 
 class FileVerifier:
@@ -23,6 +40,7 @@ class FileVerifier:
         self._files = files
         self._space = space
         self._lock = files.lock
+        self._distrusted: set[int] = set()  # numbers of volumes
 
     def verify(self, id: FileId) -> bool:
         """Verify a file, and trust its valid blocks. Return whether no block was bad. It reads all of the file, outside
@@ -30,7 +48,23 @@ class FileVerifier:
         cached = self._files.index.cached(id)
         if cached is None:
             return False
-        return self.settle(cached, bad_blocks(self._files.volumes[cached.volume], cached)) == []
+        verify = _verify_on_disk if self._files.index.state.sync_failed else verify_file
+        blocks = bad_blocks(self._files.volumes[cached.volume], cached, verify=verify)
+        return self.settle(cached, blocks) == []
+
+    def distrust_unsynced(self, volume: Volume) -> None:
+        """Have those files of a disk verified before they are opened that no sync covers, because a sync failed. Only
+        the first failure of a run walks over the index."""
+        if volume.number in self._distrusted:
+            return
+        self._distrusted.add(volume.number)
+        index = self._files.index
+        with suppress(HeadraceError):  # the same disk may have the index
+            index.state.note_failed_sync()
+            for batch in unsynced_batches(index, volume):
+                with self._lock:
+                    doubt(index, batch)
+                    self._space.note_evicted(batch)  # readers should open them again
 
     def fsck(self, progress: FsckProgress, on_sound: OnSound = lambda _: None) -> FsckReport:
         """Verify and repair everything; reads every cached byte, a file at a time, outside the lock. progress: files

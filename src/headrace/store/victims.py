@@ -52,12 +52,17 @@ class Victims:
                 continue  # `SealedFiles.renew` puts it back
             # even if it is pinned: it no longer has a name by which it could be unpinned
             if cached.volume == volume.number and id != keep:
-                bytes_needed -= 0 if id in victims else self._accounts.bytes_of(id, volume)
+                bytes_needed -= 0 if id in victims else self._bytes_of(id, volume)
                 victims[id] = None
             else:
                 remaining.append(id)
         self._index.superseded.extend(remaining)
         return list(victims)
+
+    def _bytes_of(self, id: FileId, volume: Volume) -> int:
+        partial_bytes = self._accounts.partial_bytes(id)
+        policy = self._accounts.policies[volume.number]
+        return policy.size_of(id) if partial_bytes is None else partial_bytes
 
     def partial_idle(self, volume: Volume, bytes_needed: int, keep: FileId | None = None) -> list[FileId]:
         return self._partials(volume, bytes_needed, keep, opened=False)

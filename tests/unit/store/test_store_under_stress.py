@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -15,8 +17,10 @@ import pytest
 from headrace.base.errors import EvictedError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, FileId, Version
 from headrace.store import victims
+from headrace.store.disk_reader import DiskReader
 from headrace.store.store import Store
 from headrace.store.transactions import Transactions
+from headrace.store.volume import Volume
 from tests import fork_server
 from tests.unit.store.conftest import cached, fill
 
@@ -136,6 +140,86 @@ def test_after_a_failed_sync_nothing_new_is_trusted(
     store = open_store(boot_id="boot-2")
     assert cached(store, before).trusted
     assert not cached(store, after).trusted
+
+
+@contextmanager
+def failing_sync(volume: Volume) -> Iterator[None]:
+    def fail() -> None:
+        raise StoreError("cache volume", why="Input/output error")
+
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(volume, "sync", fail)
+        yield
+
+
+def test_after_a_failed_sync_the_page_cache_proves_nothing(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel has the pages that it could not write in memory as if it had, and drops them as it likes."""
+    store = open_store()
+    before = fill(store, b"before", 2 * MIB)
+    store.sync()
+    lost, kept = fill(store, b"lost", 2 * MIB), fill(store, b"kept", 2 * MIB)
+    evicted: list[FileId] = []
+    store.space.evicted.add(evicted.extend)
+    with failing_sync(store.volumes[0]), pytest.raises(StoreError):
+        store.sync()
+    store.space.report_evicted()
+    assert evicted == [lost, kept]
+    assert cached(store, before).trusted
+    assert not cached(store, lost).trusted
+    inode = os.stat(store.volumes[0].data_path(lost)).st_ino
+    plain = DiskReader.read
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def read(self: DiskReader, start: int, length: int) -> memoryview:
+        is_lost = os.fstat(self._fd).st_ino == inode
+        return memoryview(bytes(length)) if is_lost else plain(self, start, length)
+
+    with monkeypatch.context() as patch, pytest.raises(StoreError, match="can't be read"):
+        patch.setattr(DiskReader, "__init__", refuse)
+        store.verifier.verify(lost)
+    monkeypatch.setattr(DiskReader, "read", read)
+    assert not store.verifier.verify(lost)
+    assert store.verifier.verify(kept)
+    assert cached(store, kept).trusted
+
+
+def test_after_a_failed_sync_a_restart_trusts_what_was_synced(open_store: OpenStore) -> None:
+    store = open_store()
+    before = fill(store, b"before", 10)
+    store.sync()
+    with failing_sync(store.volumes[0]), pytest.raises(StoreError):
+        store.sync()
+    after = fill(store, b"after", 10)
+    crash(store)
+    store = open_store()
+    assert cached(store, before).trusted
+    assert not cached(store, after).trusted
+    assert store.verifier.verify(after)
+    store.close()
+    store = open_store()
+    assert cached(store, after).trusted
+    crash(store)
+    store = open_store(boot_id="boot-2")  # which has read all from the disk
+    fill(store, b"later", 10)
+    crash(store)
+    assert cached(open_store(boot_id="boot-2"), after).trusted
+
+
+def test_a_disk_that_fails_keeps_no_other_from_its_sync(open_disks: OpenDisks) -> None:
+    store = open_disks(2)
+    files = [store.complete_small(named(store, b"%d" % n, 100), b"x" * 100) for n in range(2)]
+    assert [file.volume for file in files] == [0, 1]
+    synced: list[int] = []
+    with failing_sync(store.disks[0]), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store.disks[1], "sync", lambda: synced.append(1))
+        with pytest.raises(StoreError):
+            store.sync()
+    assert synced == [1]
+    assert [cached(store, file.id).trusted for file in files] == [False, True]
 
 
 def test_eviction_goes_in_steps(open_store: OpenStore) -> None:
