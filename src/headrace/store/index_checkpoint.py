@@ -20,6 +20,7 @@ from headrace.base.beneath import EXCHANGE
 from headrace.base.errors import CorruptIndexError
 from headrace.base.private_folder import private
 from headrace.base.sync_folder import sync_folder
+from headrace.base.whole_write import pwrite_all
 from headrace.overlay.syscalls import rename
 from headrace.store.checksum import block_checksum
 
@@ -63,7 +64,7 @@ def write_page(path: str, boot_id: str, page: bytes) -> None:
     boot = boot_id.encode().ljust(64, b"\0")
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.pwrite(fd, _HEADER.pack(_MAGIC, block_checksum(boot + page), boot) + page, 0)
+        pwrite_all(fd, _HEADER.pack(_MAGIC, block_checksum(boot + page), boot) + page, 0)
         os.fdatasync(fd)
     finally:
         os.close(fd)

@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator
 from headrace.base import failpoint
 from headrace.base.errors import StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId, block_count
+from headrace.base.whole_write import pwrite_all
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.object_metadata import raw_extras
 from headrace.store.block_map import BlockMap
 from headrace.store.checksum import block_checksum
 from headrace.store.schema import CachedFile
 from headrace.store.volume import CREATE_ATTEMPTS, Volume
-from headrace.store.writer import pwrite_all, storage_error
+from headrace.store.writer import storage_error
 
 FLUSH_BYTES = 32 << 20
 """Bytes of a copy after which they are flushed: reads would wait for more dirty pages at once."""

@@ -20,6 +20,7 @@ from headrace.base.beneath import SafePath
 from headrace.base.errors import EvictedError, HeadraceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, ObjectMetadata
 from headrace.base.volume_owner import claim_volumes
+from headrace.base.whole_write import Body
 from headrace.overlay.reserve import Reserve
 from headrace.store.checksum import block_checksum
 from headrace.store.file_moves import FileMoves
@@ -37,7 +38,6 @@ from headrace.store.usage import allocated_bytes
 from headrace.store.verifier import FileVerifier
 from headrace.store.volume import Volume
 from headrace.store.writer import (
-    Body,
     CacheWriter,
     storage_error,
     write_map,

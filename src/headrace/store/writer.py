@@ -17,12 +17,11 @@ from typing import Protocol
 from headrace.base import failpoint
 from headrace.base.errors import EvictedError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId, ObjectMetadata, Version, block_count, block_range
+from headrace.base.whole_write import Body, pwrite_all
 from headrace.overlay.object_metadata import store_origin_extras
 from headrace.store.block_map import BlockMap
 from headrace.store.checksum import block_checksum
 from headrace.store.volume import Volume
-
-Body = bytes | bytearray | memoryview
 
 FULL_ATTEMPTS = 8
 """Attempts to write after an eviction. Evicted files may be open elsewhere, and then free nothing; a guess."""
@@ -32,15 +31,6 @@ def storage_error(path: str, error: OSError) -> StoreError | NoSpaceError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpaceError(f"cache file {path} can't be written", why="the filesystem is full")
     return StoreError(f"cache file {path} can't be written", why=error.strerror or str(error))
-
-
-def pwrite_all(fd: int, body: Body, offset: int) -> None:
-    written = os.pwrite(fd, body, offset)
-    if written == len(body):
-        return
-    rest = memoryview(body)
-    while written < len(rest):
-        written += os.pwrite(fd, rest[written:], offset + written)
 
 
 def write_whole(volume: Volume, path: str, body: Body, extras: ObjectMetadata | None) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -9,6 +10,7 @@ import pytest
 
 from headrace.base.errors import (
     CorruptIndexError,
+    NoSpaceError,
     NotSupportedError,
     PathNotFoundError,
     StoreBusyError,
@@ -285,6 +287,30 @@ def test_another_format_or_a_damaged_checkpoint_is_an_error(folder: str) -> None
     (Path(folder) / "checkpoint").write_bytes(b"nonsense")
     with pytest.raises(CorruptIndexError, match="checkpoint"):
         Index.open(folder, writable=True)
+
+
+def test_a_checkpoint_that_is_cut_short_by_a_full_disk_replaces_no_other(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start would find it damaged, and put the whole index aside."""
+    index = Index.open(folder, writable=True)
+    index.names.put_file(ROOT_ID, b"f", V1)
+    index.state.checkpoint()
+    (Path(folder) / "checkpoint.new").unlink()
+    plain = os.pwrite
+
+    def write(fd: int, body: bytes, offset: int) -> int:
+        if offset >= 4096:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return plain(fd, body[: 4096 - offset], offset)
+
+    with monkeypatch.context() as full, pytest.raises(NoSpaceError):
+        full.setattr(os, "pwrite", write)
+        index.state.checkpoint()
+    index.close(clean=False)
+    index = Index.open(folder, writable=True)
+    assert index.lookup(ROOT_ID, b"f") is not None
+    index.close(clean=True)
 
 
 def test_power_loss_goes_back_to_the_checkpoint(folder: str) -> None:
