@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 
-from headrace.base.errors import EvictedError, HeadraceError, StoreError
+from headrace.base.errors import EvictedError, HeadraceError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, block_range
 from headrace.base.tasks import OwnedTasks
 from headrace.dataplane.intent import BACKGROUND, FOREGROUND, Promotion, ReadIntent
@@ -43,7 +43,8 @@ class Fill:
     file, at once or after a comparison.
 
     A fill ends in one of three ways: `is_committed`; `failure`, which every later `ensure` raises; or `is_closed`, for
-    a file that was evicted or is no longer used.
+    a file that was evicted or is no longer used. A complete file for whose record the index has no space stays open for
+    readers; its next fill commits it.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Fill:
         self._on_last_block = on_last_block
         self.is_committed = False
         self.failure: HeadraceError | None = None
+        self._postponed: NoSpaceError | None = None
         self.request_count = 0
         self._size_bytes = entry.version.size_bytes
         # the kernel writes one range of a file at a time, and other threads would only spin
@@ -94,7 +96,8 @@ class Fill:
 
     @property
     def is_idle(self) -> bool:
-        return not self._in_flight and self._whole_task is None and self._comparison is None
+        has_compared = self._comparison is None or self._comparison.done()
+        return not self._in_flight and self._whole_task is None and has_compared
 
     # ------------------------------------------------------------ reading
 
@@ -174,18 +177,24 @@ class Fill:
         self._comparison = self._tasks.start(comparison)
 
     async def compared(self) -> None:
-        """Wait until a complete file was compared and committed. Raise `failure`."""
+        """Wait until a complete file was compared and committed. Raise `failure`, and NoSpaceError if the index has no
+        space for the record."""
         if self._comparison is not None:
             await asyncio.shield(self._comparison)
             if self.failure is not None:
                 raise self.failure
+        if self._postponed is not None:
+            raise self._postponed.copied()
 
     def commit(self) -> bool:
-        """Rename the complete cache file and record it. Return False if the file was evicted or, with `failure` set, if
-        the store refuses it."""
+        """Rename the complete cache file and record it. Return False if the file was evicted; with `failure` set, if
+        the store refuses it; or with the fill open, if the index has no space."""
         try:
             self._store.complete(self.writer)
         except EvictedError:
+            return False
+        except NoSpaceError as error:
+            self._postponed = error
             return False
         except StoreError as error:
             log.warning("a complete file can't be committed id=%x error=%s", self.entry.id, error)

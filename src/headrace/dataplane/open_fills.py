@@ -208,8 +208,10 @@ class OpenFills:
 
     def _commit(self, fill: Fill) -> None:
         """Commit the file, and report it as complete."""
-        del self._fills[fill.entry.id]
-        if fill.commit():
+        is_committed = fill.commit()
+        if is_committed or fill.is_closed:
+            del self._fills[fill.entry.id]
+        if is_committed:
             self._on_complete([fill.entry.id])
 
     async def _drop(self, fill: Fill, error: HeadraceError) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import threading
 from collections.abc import AsyncIterator
@@ -55,6 +56,37 @@ async def test_a_commit_that_fails_is_heard_and_tried_again(
     assert await world.reads.open(id)
     assert world.whole == [id]
     assert world.content(id) == BODY
+
+
+@pytest.mark.parametrize("has_digest", [False, True])
+async def test_a_file_for_whose_record_there_is_no_space_is_read_and_committed_later(
+    monkeypatch: pytest.MonkeyPatch, world: ReadPathFixture, *, has_digest: bool
+) -> None:
+    """The error went to the loop, which nobody reads, and each attempt kept a descriptor."""
+    token = f'"{hashlib.md5(BODY, usedforsecurity=False).hexdigest()}"' if has_digest else ""
+    world.origin.hold("f", BODY, token=token)
+    entry = await world.entry("f")
+    descriptors = len(os.listdir("/proc/self/fd"))
+    await world.reads.fill(entry.id, 0, MIB, FOREGROUND)
+
+    def refuse(*_: object) -> None:
+        raise NoSpaceError("index", why="the filesystem is full")
+
+    with monkeypatch.context() as full:
+        full.setattr(world.store.index, "put_cached", refuse)
+        for _ in range(3):
+            assert not await world.reads.fill(entry.id, 0, len(BODY))
+            assert Path(world.store.volumes[0].part_path(entry.id)).read_bytes() == BODY
+            with pytest.raises(NoSpaceError):
+                await world.reads.load(entry)
+            world.reads.close_idle()
+            world.reads.close_idle()
+            assert world.reads._fills.get(entry.id) is None
+            assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert world.whole == []
+    await world.reads.load(entry)
+    assert world.whole == [entry.id]
+    assert world.content(entry.id) == BODY
 
 
 async def test_a_file_that_was_whole_before_a_kill_is_committed_at_its_open(tmp_path: Path) -> None:
