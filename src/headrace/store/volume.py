@@ -321,10 +321,22 @@ def _remove_if_empty(path: str) -> None:
 
 def _unlink_in_thread(path: str) -> None:
     """Unlink the name at once. The space is freed when the last descriptor is closed, which takes long, so a thread
-    does that."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    os.unlink(path)
-    threading.Thread(target=os.close, args=(fd,), name="unlink").start()
+    does that. Where there are no more descriptors or threads, the caller waits: a name that stays would use space that
+    no account has."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        os.unlink(path)
+        return
+    try:
+        os.unlink(path)
+        threading.Thread(target=os.close, args=(fd,), name="unlink").start()
+    except BaseException as error:
+        os.close(fd)
+        if not isinstance(error, RuntimeError):  # "can't start new thread"
+            raise
 
 
 def _unusable(directory: str, error: OSError) -> StoreError:

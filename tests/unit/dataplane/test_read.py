@@ -58,6 +58,10 @@ async def test_a_commit_that_fails_is_heard_and_tried_again(
     assert world.content(id) == BODY
 
 
+def part_of(world: ReadPathFixture, id: FileId) -> bytes:
+    return Path(world.store.volumes[0].part_path(id)).read_bytes()
+
+
 @pytest.mark.parametrize("has_digest", [False, True])
 async def test_a_file_for_whose_record_there_is_no_space_is_read_and_committed_later(
     monkeypatch: pytest.MonkeyPatch, world: ReadPathFixture, *, has_digest: bool
@@ -76,7 +80,7 @@ async def test_a_file_for_whose_record_there_is_no_space_is_read_and_committed_l
         full.setattr(world.store.index, "put_cached", refuse)
         for _ in range(3):
             assert not await world.reads.fill(entry.id, 0, len(BODY))
-            assert Path(world.store.volumes[0].part_path(entry.id)).read_bytes() == BODY
+            assert part_of(world, entry.id) == BODY
             with pytest.raises(NoSpaceError):
                 await world.reads.load(entry)
             world.reads.close_idle()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from headrace.base.errors import NoSpaceError, StoreError
 from headrace.base.model import FileId
+from headrace.store import volume
 from headrace.store.recovery import doubt
 from headrace.store.store import Store
 from headrace.store.volume import Volume
@@ -37,10 +39,10 @@ def no_unlinks(broken: FileId | None = None) -> Iterator[None]:
     """The disk removes no file, or none of that id."""
     real = Volume.unlink
 
-    def fail(volume: Volume, id: FileId) -> int:
+    def fail(self: Volume, id: FileId) -> int:
         if broken in (None, id):
-            raise StoreError(f"cache volume {volume.folder} can't be used", why=os.strerror(errno.EIO))
-        return real(volume, id)
+            raise StoreError(f"cache volume {self.folder} can't be used", why=os.strerror(errno.EIO))
+        return real(self, id)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Volume, "unlink", fail)
@@ -135,6 +137,36 @@ def test_one_file_that_stays_on_a_failing_disk_keeps_no_other(open_store: OpenSt
     for number in range(8):
         fill(store, b"later%d" % number, 3 * MIB)
     assert store.used_bytes <= 16 * MIB
+
+
+@pytest.mark.parametrize("lack", ["descriptors", "threads"])
+def test_a_large_file_goes_also_without_descriptors_or_threads(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lack: str
+) -> None:
+    """Its record is gone by then, so nothing would ever free its space."""
+    store = open_store()
+    id = fill(store, b"f", 3 * MIB)
+    path = store.volumes[0].data_path(id)
+    before = len(os.listdir("/proc/self/fd"))
+    plain = os.open
+
+    def refuse(target: str, flags: int, *rest: int) -> int:
+        if target == path:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return plain(target, flags, *rest)
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(volume, "UNLINK_AT_ONCE_BYTES", MIB)
+    with monkeypatch.context() as short:
+        if lack == "descriptors":
+            short.setattr(os, "open", refuse)
+        else:
+            short.setattr(threading.Thread, "start", start)
+        assert store.free(id) > 3 * MIB
+    assert files_of(tmp_path) == []
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_small_files_that_were_not_written_reserve_nothing(
