@@ -20,6 +20,7 @@ import struct
 from headrace.base.beneath import SafePath
 from headrace.base.model import Attributes
 from headrace.overlay.mark_names import MARKS
+from headrace.overlay.marks import mark_value
 
 _SPECIAL = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX
 _RECORD = struct.Struct("<IQ")  # st_mode, st_rdev
@@ -83,11 +84,12 @@ def as_given(status: os.stat_result, file: SafePath | bytes | int) -> os.stat_re
 
 
 def _record_of(file: SafePath | bytes | int) -> tuple[int, int]:
-    """Return the type with the mode, and the device number; 0, 0 if the file has no such attribute."""
+    """Return the type with the mode, and the device number; 0, 0 if the file has no such attribute. Raises OSError if
+    that is not known now: a device would become a fifo."""
+    value = mark_value(file, MARKS.mode)
     try:
-        value = file.getxattr(MARKS.mode) if isinstance(file, SafePath) else os.getxattr(file, MARKS.mode)
-        type_and_mode, number = _RECORD.unpack(value)
-    except (OSError, struct.error):
+        type_and_mode, number = (0, 0) if value is None else _RECORD.unpack(value)
+    except struct.error:
         return 0, 0
     return type_and_mode, number
 

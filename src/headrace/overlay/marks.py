@@ -99,10 +99,10 @@ def is_removed(path: SafePath) -> bool:
     return True
 
 
-def mark_value(file: SafePath | int, mark: str) -> bytes | None:
+def mark_value(file: SafePath | bytes | int, mark: str) -> bytes | None:
     """Return the value of a mark; None if the entry does not have it. Raises OSError if that is not known."""
     try:
-        return os.getxattr(file, mark) if isinstance(file, int) else file.getxattr(mark)
+        return file.getxattr(mark) if isinstance(file, SafePath) else os.getxattr(file, mark)
     except OSError as error:
         is_marked(error)
         return None

@@ -35,7 +35,7 @@ from headrace.overlay import workdir
 from headrace.overlay.given_mode import as_given
 from headrace.overlay.lock import LayerLock
 from headrace.overlay.mark_names import MARKS
-from headrace.overlay.marks import base_version, is_marked, is_removed, is_whiteout
+from headrace.overlay.marks import base_version, is_marked, is_removed, is_whiteout, mark_value
 
 _SINGLE_OWNER = b"/single-owner"
 """Path of a file beside the tree. It exists if the layer's marks and modes are those of a user without rights."""
@@ -146,7 +146,12 @@ class Upper:
             unread[upper_path.path] = error
 
         for upper_path, status in self.at(top).walk(on_error):
-            yield upper_path.path, as_given(status, upper_path)
+            try:
+                given = as_given(status, upper_path)
+            except OSError as error:
+                on_error(upper_path, error)
+            else:
+                yield upper_path.path, given
 
     # ------------------------------------------------------------ marks
 
@@ -170,11 +175,8 @@ class Upper:
             self.at(directory).removexattr(MARKS.demoted)
 
     def has_demoted_files(self, directory: bytes) -> bool:
-        try:
-            self.at(directory).getxattr(MARKS.demoted)
-        except OSError:
-            return False
-        return True
+        """Return whether files of a directory were demoted to the cache. Raises OSError if that is not known now."""
+        return mark_value(self.at(directory), MARKS.demoted) is not None
 
     # ------------------------------------------------------------ placing
 

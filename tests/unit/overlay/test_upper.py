@@ -16,6 +16,7 @@ from headrace.base.beneath import SafePath
 from headrace.base.model import Version
 from headrace.base.namespace_path import join, split
 from headrace.overlay import workdir
+from headrace.overlay.given_mode import give_mode, make_device
 from headrace.overlay.hiding import (
     defer_removal,
     hide,
@@ -28,6 +29,7 @@ from headrace.overlay.marks import base_version, is_removed, is_whiteout, set_ba
 from headrace.overlay.moves import clear_work, move_in
 from headrace.overlay.upper import HIDDEN, Upper
 from tests.plain_paths import plain
+from tests.unit.writeback.failing_disk import FailingMarks
 
 pytestmark = pytest.mark.root
 ONE, TWO = Version(1, 2, "one"), Version(3, 4, "two")
@@ -238,6 +240,31 @@ def test_a_directory_that_was_being_renamed_stays_while_its_mark_is_not_readable
     assert os.listdir(upper.work.path) == [os.path.basename(plain(moving))]
     assert clear_work(upper) == [b"/target"]
     assert upper.at(b"/target").names() == [b"within"]
+
+
+@pytest.mark.parametrize("why", [errno.EMFILE, errno.EIO])
+def test_a_mode_that_cannot_be_read_is_no_other_mode(
+    upper: Upper, monkeypatch: pytest.MonkeyPatch, why: int
+) -> None:
+    """A chmod would make a fifo of a device for ever, and drop the bits of a program."""
+    device, program = upper.at(b"/null"), upper.at(b"/program")
+    make_device(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    put(upper, b"/program")
+    give_mode(program, 0o4755)
+    put(upper, b"/plain")
+    before = {path: dict(upper.walk(path)) for path in (b"/null", b"/program")}
+    with monkeypatch.context() as patches:
+        FailingMarks(patches, b"", why)
+        for path in before:
+            with pytest.raises(OSError, match=os.strerror(why)):
+                upper.lookup(path)
+        for file in (device, program):
+            with pytest.raises(OSError, match=os.strerror(why)):
+                give_mode(file, 0o600)
+        unread: dict[bytes, OSError] = {}
+        assert [path for path, _ in upper.walk(unread=unread)] == [b"/", b"/plain"]
+        assert set(unread) == {b"/null", b"/program"}
+    assert {path: dict(upper.walk(path)) for path in before} == before
 
 
 @pytest.mark.parametrize("there", ["nothing", "whiteout", "removed", "empty"])

@@ -11,6 +11,7 @@ import pytest
 
 from headrace.base.beneath import SafePath
 from headrace.base.clock import monotonic_s
+from headrace.overlay.mark_names import MARKS
 from headrace.testing.virtual_loop import pass_time
 from headrace.writeback import origin_changes
 from headrace.writeback.origin_changes import OriginChangeReconciler
@@ -108,6 +109,34 @@ async def test_what_others_removed_is_gone_with_its_directory(layer: LayerFixtur
     await changes.check_waiting()
     assert layer.names() == [] and {PATH, b"/d"} <= set(layer.meant_anew)
     assert not changes.suspect([])
+
+
+@pytest.mark.expected_warnings("headrace.writeback.origin_changes")
+async def test_a_directory_whose_mark_cannot_be_read_waits(
+    layer: LayerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would stay for ever, empty, though others removed it."""
+    changes = await persisted(layer)
+    layer.upper.at(PATH).unlink()
+    layer.journal.drop(PATH)
+    layer.upper.mark_demoted(b"/d")
+    layer.memory.delete("d/f")
+    await layer.listed(b"/d")
+    getxattr = SafePath.getxattr
+
+    def fail(safe_path: SafePath, attribute: str | bytes) -> bytes:
+        if attribute == MARKS.demoted:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return getxattr(safe_path, attribute)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(SafePath, "getxattr", fail)
+        assert changes.suspect([b"/d"])
+        await changes.check_waiting()
+    assert layer.names() == [b"d"] and monotonic_s() < changes.due_s < math.inf
+    await pass_time(changes.due_s - monotonic_s())
+    await changes.check_waiting()
+    assert layer.names() == [] and changes.due_s == math.inf
 
 
 @pytest.mark.expected_warnings("headrace.writeback.origin_changes")
