@@ -126,9 +126,9 @@ class FileVerifier:
             if open_writer is None:
                 writer.close()
         complete = cached.complete and not blocks
-        self._files.accounts.remove(id)
         fixed = structs.replace(
             cached, complete=complete, unverified=False, sequence=self._files.next_sequence()
         )
         self._files.index.put_cached(fixed)
+        self._files.accounts.remove(id)
         self._files.add(fixed)

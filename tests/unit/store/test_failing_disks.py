@@ -125,6 +125,20 @@ def test_fsck_goes_on_after_a_bad_sector(open_store: OpenStore) -> None:
     assert store.fsck(lambda *_: None).sound
 
 
+def test_a_check_that_was_not_recorded_leaves_the_file_in_the_accounts(open_store: OpenStore) -> None:
+    """Nothing would ever evict it."""
+    store = open_store()
+    id = fill(store, b"f", 3 * MIB)
+    before = store.used_bytes
+    doubt(store.index, [id])
+    with no_commits(store), pytest.raises(NoSpaceError):
+        store.verifier.verify(id)
+    assert store.used_bytes == before
+    assert store.verifier.verify(id)
+    assert cached(store, id).trusted
+    assert store.used_bytes == before
+
+
 def test_one_file_that_stays_on_a_failing_disk_keeps_no_other(open_store: OpenStore) -> None:
     """The records of all were deleted by one commit: what was left of the others would count for ever."""
     store = open_store(16 * MIB)
