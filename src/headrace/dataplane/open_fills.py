@@ -6,6 +6,7 @@ compared with the digest that its origin names (compare.py), then committed. A f
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
@@ -29,6 +30,7 @@ from headrace.dataplane.readahead import ReadAhead
 from headrace.dataplane.room import with_room
 from headrace.dataplane.settings import ReadSettings
 from headrace.dataplane.source import ByteSource, OriginSource, SourceFactory
+from headrace.store.room import has_better_disk
 from headrace.store.store import Store
 from headrace.store.writer import CacheWriter
 
@@ -128,6 +130,21 @@ class OpenFills:
             fill = self._fills.pop(id, None)
             if fill is not None:
                 fill.close()
+
+    def leave_failing_disk(self, id: FileId, fill: Fill | None) -> bool:
+        """Give a file up whose disk fails, so that it is fetched to another one. Return False if there is none. fill:
+        the one that failed, if there is one."""
+        volume = None if fill is None else fill.volume
+        cached = self._store.index.cached(id)
+        if volume is None and cached is not None:
+            volume = self._store.volumes[cached.volume]
+        if volume is None or not has_better_disk(volume, self._store.disks):
+            return False
+        if fill is None or self._fills.get(id, fill) is fill:  # else another reader has done so
+            self.close([id])
+            with contextlib.suppress(StoreError):
+                self._store.free(id)
+        return True
 
     def close_idle(self) -> list[FileId]:
         """Close the fills that are idle and got no request since the previous call, and return their ids. The store

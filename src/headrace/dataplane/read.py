@@ -32,6 +32,7 @@ from headrace.base.errors import (
     HeadraceError,
     NoSpaceError,
     PathNotFoundError,
+    StoreError,
     VersionChangedError,
 )
 from headrace.base.listeners import Listeners
@@ -263,6 +264,10 @@ class ReadPath:
                 if attempt + 1 == EVICTED_MAX:
                     raise
                 continue
+            except StoreError:
+                if not self._fills.leave_failing_disk(id, fill):
+                    raise
+                continue
             except VersionChangedError:
                 if fill is not None:
                     await self._follow_change(fill.entry)
@@ -287,9 +292,18 @@ class ReadPath:
 
     async def _fill_of(self, id: FileId, intent: ReadIntent) -> Fill | None:
         """Return the fill of a file; None if the file is complete."""
+        disks_left = len(self._store.disks)
         while not self._is_cached(id):
-            if await self._opens.run(id, intent):
-                break
+            try:
+                if await self._opens.run(id, intent):
+                    break
+            except EvictedError:
+                raise
+            except StoreError:
+                disks_left -= 1
+                if disks_left <= 0 or not self._fills.leave_failing_disk(id, None):
+                    raise
+                continue
             fill = self._fills.get(id)
             if fill is not None:  # otherwise it was completed or evicted before this task ran again
                 return fill

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from headrace.base.errors import CorruptIndexError, HeadraceError
 from headrace.base.tasks import OwnedTasks
 from headrace.dataplane.read import ReadPath
+from headrace.store.room import has_better_disk
 from headrace.store.store import Store
 from headrace.writeback.writeback import WriteBack
 
@@ -54,6 +55,7 @@ class Upkeep:
         self._tasks = OwnedTasks()
         self.disks_full: list[str] = []
         """Directories of the disks that are full now."""
+        self._disks_failing: list[str] = []
         self.disks_spent: list[str] = []
         """Directories of the disks to which the cache has written as much as it may in a day."""
 
@@ -132,7 +134,17 @@ class Upkeep:
         for directory in was_full:
             if directory not in self.disks_full:
                 log.warning("a cache disk has space again folder=%s", directory)
+        self._check_failures()
         self._check_writes()
+
+    def _check_failures(self) -> None:
+        """Warn of a disk that fails while others take its files; where it is the only one, requests fail."""
+        were_failing = self._disks_failing
+        disks = self._store.disks
+        self._disks_failing = [volume.folder for volume in disks if has_better_disk(volume, disks)]
+        for directory in self._disks_failing:
+            if directory not in were_failing:
+                log.warning("a cache disk fails, other disks get its new files folder=%s", directory)
 
     def _check_writes(self) -> None:
         """Warn once, each time that the writes of a day of some disk are used up."""

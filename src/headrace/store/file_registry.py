@@ -7,7 +7,7 @@ import weakref
 from typing import Any
 
 from headrace.base import failpoint
-from headrace.base.errors import StoreError
+from headrace.base.errors import CorruptIndexError, StoreError
 from headrace.base.model import Entry, FileId
 from headrace.store.file_lives import FileLives
 from headrace.store.groups import FileGroups, SpaceDivision
@@ -96,3 +96,13 @@ class FileRegistry:
         if problem is not None:
             raise problem
         return freed
+
+    def forget(self, ids: list[FileId]) -> int:
+        """Discard files. What a disk that fails keeps of them is no error: the records are gone."""
+        try:
+            return self.discard(ids)
+        except StoreError as error:
+            has_failed = any(volume.is_failing for volume in self.volumes)
+            if not has_failed or isinstance(error, CorruptIndexError):
+                raise
+            return 0

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from headrace.base.errors import HeadraceError, NoSpaceError
+from headrace.base.errors import HeadraceError, NoSpaceError, StoreError
 from headrace.base.private_folder import make_private
 from headrace.overlay.reserve import Reserve
 from headrace.store.usage import allocated_bytes
 from headrace.store.volume import Volume
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 _READERS_BYTES = 128 << 10
 """LMDB's table of readers: 1024 of 64 bytes each, and some more."""
@@ -41,12 +47,41 @@ def _allocate(path: str, used_bytes: int, ahead_bytes: int, reserve: Reserve) ->
         os.close(fd)
 
 
+def on_sound_disks(disks: Sequence[Volume], work: Callable[[], Result]) -> Result:
+    """Run the work. Repeat it when a disk fails in it that did not fail before, if another one is left."""
+    failing = _failing(disks)
+    while True:
+        try:
+            return work()
+        except StoreError as error:
+            more = _failing(disks) - failing
+            failing |= more
+            if not more or len(failing) == len(disks):
+                raise
+            log.info(
+                "a cache disk fails, another one is tried folders=%s error=%s",
+                *([volume.folder for volume in disks if volume.number in more], error),
+            )
+
+
+def has_better_disk(volume: Volume, disks: Sequence[Volume]) -> bool:
+    """Return whether a volume fails, and some disk does not."""
+    return volume.is_failing and len(_failing(disks)) < len(disks)
+
+
+def _failing(disks: Sequence[Volume]) -> set[int]:
+    return {volume.number for volume in disks if volume.is_failing}
+
+
 def emptiest_volume(volumes: Sequence[Volume], size_bytes: int, *, high: float) -> Volume | None:
-    """Return the emptiest volume with space for a file below the high watermark, in the first tier that has one. None:
-    something must be evicted."""
+    """Return the emptiest volume with space for a file below the high watermark, in the first tier that has one; never
+    one that fails. None: something must be evicted."""
     need = allocated_bytes(size_bytes)
     roomy = [
-        v for v in volumes if v.used_bytes + need <= high * v.capacity_bytes and v.short_on_disk(need) <= 0
+        v
+        for v in volumes
+        if not v.is_failing
+        if v.used_bytes + need <= high * v.capacity_bytes and v.short_on_disk(need) <= 0
     ]
     tier = (v for v in roomy if v.tier == roomy[0].tier)
     return max(tier, key=lambda v: v.capacity_bytes - v.used_bytes, default=None)
@@ -57,7 +92,9 @@ def choose_volume(
 ) -> Volume:
     """Return the volume for a file of that size: the emptiest one with space below the high watermark, in the first
     tier that has one. Otherwise the volume where the least must be evicted. A volume to which no more is to be written
-    today is chosen only if no other one can have space. Raises NoSpaceError."""
+    today is chosen only if no other one can have space, and one that fails only if there is no other. Raises
+    NoSpaceError."""
+    volumes = [volume for volume in volumes if not volume.is_failing] or volumes
     unspent = [volume for volume in volumes if not volume.is_spent]
     if unspent and len(unspent) < len(volumes):
         with contextlib.suppress(NoSpaceError):

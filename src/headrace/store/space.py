@@ -169,6 +169,8 @@ class CacheSpace:
             evicted: list[FileId] = []
             self._count_index()
             for volume in self.open_volumes:
+                if volume.is_failing:  # its files can't be deleted, and perhaps be read
+                    continue
                 full_bytes, end_bytes = self._rules.limits_of(volume, self.tiered)
                 if volume.used_bytes > full_bytes:
                     self._draining.add(volume.number)
@@ -195,6 +197,7 @@ class CacheSpace:
                 volume.used_bytes > self._rules.limits_of(volume, self.tiered)[0]
                 or volume.short_on_disk(0) > volume.coming_bytes
                 for volume in self._disks
+                if not volume.is_failing
             )
 
     def _drop_spilled(self) -> list[FileId]:
@@ -285,8 +288,10 @@ class CacheSpace:
             ids = step(volume, bytes_left, keep)
             for id in ids:
                 self._files.forget_writer(id)
-            bytes_left -= self._files.discard(ids)
+            bytes_left -= self._files.forget(ids)
             evicted += ids
+            if volume.is_failing:
+                break
         self.evicted_files += len(evicted)
         self._step_bytes = _next_step_bytes(self._step_bytes, len(evicted))
         return evicted

@@ -29,7 +29,7 @@ from headrace.store.index import Index
 from headrace.store.move_recovery import forget_lost
 from headrace.store.object_metadata import numbers_of, unnote
 from headrace.store.recovery import FsckProgress, FsckReport, OnSound, recover, version_of
-from headrace.store.room import keep_index_room, reserve_readers
+from headrace.store.room import keep_index_room, on_sound_disks, reserve_readers
 from headrace.store.schema import CachedFile
 from headrace.store.sealed_files import NO_SEALS, SealedFiles, StoredSeals
 from headrace.store.space import CacheSpace, SpaceRules
@@ -142,9 +142,10 @@ class Store:
     def create(self, entry: Entry, *, borrowed: bool = False, spilled: bool = False) -> CacheWriter:
         """Create an empty cache file with its record, and evict others for it. borrowed: another node owns it. spilled:
         put it outside the disks; it never has more bytes than the spill has space for. Raises NoSpaceError."""
-        with self._lock:
+
+        def create_on_some() -> CacheWriter:
             self._files.forget_writer(entry.id)
-            self._files.discard([entry.id])
+            self._files.forget([entry.id])
             volume = self.space.choose(entry.id, entry.version.size_bytes, borrowed=borrowed, spilled=spilled)
             writer = CacheWriter.create(volume, entry.id, entry.version, self.space)
             try:
@@ -159,6 +160,9 @@ class Store:
                 raise
             self._files.accounts.begin(record)
             return self._files.watch(writer)
+
+        with self._lock:
+            return on_sound_disks(self.disks, create_on_some)
 
     def writer(self, id: FileId) -> CacheWriter | None:
         """Return the writer of an incomplete file, opened again if needed; None if there is none to continue, so that
@@ -187,6 +191,7 @@ class Store:
             try:
                 os.rename(volume.part_path(id), volume.data_path(id))
             except OSError as error:
+                volume.note_failure(error)
                 raise storage_error(volume.part_path(id), error) from error
             failpoint.hit("complete.renamed")
             done = structs.replace(
@@ -226,10 +231,22 @@ class Store:
         """Store many such files by one commit, which records all or none. The files are written outside the lock; the
         same id must not be written twice at a time. extras: known attributes of objects. spilled: as in create."""
         _check_small(files)
+        return on_sound_disks(
+            self.disks, lambda: self._complete_small(files, borrowed=borrowed, extras=extras, spilled=spilled)
+        )
+
+    def _complete_small(
+        self,
+        files: list[tuple[Entry, Body]],
+        *,
+        borrowed: Container[FileId],
+        extras: Mapping[FileId, ObjectMetadata],
+        spilled: bool,
+    ) -> list[CachedFile]:
         codes, volumes = numbers_of([entry for entry, _ in files], extras), list[Volume]()
         try:
             with self._lock:
-                self._files.discard([entry.id for entry, _ in files])
+                self._files.forget([entry.id for entry, _ in files])
                 for entry, _ in files:
                     volumes.append(self._reserve(entry, borrowed=entry.id in borrowed, spilled=spilled))
             for (entry, body), volume in zip(files, volumes, strict=True):
@@ -248,19 +265,16 @@ class Store:
                     )
                     for (entry, _), volume, checksum in zip(files, volumes, sums, strict=True)
                 ]
-                self._commit_small(done)
+                with self.index.batch():
+                    for cached in done:
+                        self.index.put_cached(cached)
+                for cached in done:
+                    self._files.accounts.release(cached.id)
+                    self._files.add(cached)
                 return done
         except BaseException:
             self._undo_small(files, volumes)
             raise
-
-    def _commit_small(self, done: list[CachedFile]) -> None:
-        with self.index.batch():
-            for cached in done:
-                self.index.put_cached(cached)
-        for cached in done:
-            self._files.accounts.release(cached.id)
-            self._files.add(cached)
 
     def _undo_small(self, files: list[tuple[Entry, Body]], volumes: list[Volume]) -> None:
         """Delete the files that have a reservation, each on its volume, and end the reservations. A disk that fails
@@ -338,7 +352,7 @@ class Store:
             return True
         with self._lock:
             if self.index.cached(cached.id) == cached:
-                self._files.discard([cached.id])
+                self._files.forget([cached.id])
         return False
 
     def free(self, id: FileId) -> int:
@@ -422,6 +436,7 @@ class Store:
             )
             os.rename(path, volume.data_path(id))
         except OSError as error:
+            volume.note_failure(error)
             raise storage_error(path, error) from error
 
 

@@ -58,6 +58,8 @@ class TenantLimits:
         for volume in reversed(self._disks):  # the lowest tier first
             if bytes_needed <= 0:
                 break
+            if volume.is_failing:
+                continue
             ids = self._victims.of_tenant(volume, tenant, bytes_needed, keep)
             for id in ids:
                 self._files.forget_writer(id)

@@ -43,6 +43,15 @@ DISK_SPARE_BYTES = 48 << 20
 SPILL = "spill"
 """The tier of files outside the disks (`store/spill.py`)."""
 LET_GO_S = 0.5
+FAILING_S, FAILING_S_MAX = 30.0, 600.0
+"""Seconds for which a disk that failed gets no new files. The pause doubles as long as it goes on to fail."""
+_OTHER_ERRORS = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EEXIST),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN),
+    }
+)
+"""Errors that do not mean that the disk is broken: it is full, or the node is short of something."""
 """Seconds that the disk may take to free the space of an unlinked file; some milliseconds on an idle host."""
 
 CREATE_ATTEMPTS = 100
@@ -120,6 +129,8 @@ class Volume:
         self._lock_fd = -1
         self._folder_fd = -1
         self._unlinked: deque[tuple[float, int]] = deque()  # times and bytes of recent unlinks
+        self._failing_until_s = float("-inf")
+        self._pause_s = FAILING_S
 
     def open(self) -> None:
         """Create the directories and take the lock. Raises StoreError with the cause if the volume can't be used."""
@@ -201,6 +212,20 @@ class Volume:
         except OSError:  # another error of the disk
             return False
 
+    def note_failure(self, error: OSError) -> None:
+        """Note an error of a change here. A disk that fails, or became read-only, gets no new files for a while."""
+        if error.errno is None or error.errno in _OTHER_ERRORS or self.is_failing:
+            return
+        now_s = time.monotonic()
+        is_again = now_s < self._failing_until_s + FAILING_S_MAX
+        self._pause_s = min(FAILING_S_MAX, 2 * self._pause_s) if is_again else FAILING_S
+        self._failing_until_s = now_s + self._pause_s
+
+    @property
+    def is_failing(self) -> bool:
+        """Return whether a change here failed lately."""
+        return time.monotonic() < self._failing_until_s
+
     @property
     def is_spent(self) -> bool:
         """Return whether the cache has written as much here as it may in a day."""
@@ -227,6 +252,7 @@ class Volume:
         """Make everything durable that was written to this volume before the call. Blocks."""
         if c_library().syncfs(self._folder_fd) != 0:
             error = last_errno()
+            self.note_failure(OSError(error, os.strerror(error)))
             raise StoreError(f"cache volume {self.folder} can't be synced", why=os.strerror(error))
 
     def create(self, path: str, flags: int) -> int:
@@ -258,6 +284,7 @@ class Volume:
             except FileNotFoundError:
                 continue
             except OSError as error:
+                self.note_failure(error)
                 raise _unusable(self.folder, error) from error
         if is_gone:
             _remove_if_empty(os.path.dirname(data_path(self.folder, id)))

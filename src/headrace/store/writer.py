@@ -137,6 +137,7 @@ class CacheWriter:
         except OSError as error:
             for fd in fds:
                 os.close(fd)
+            volume.note_failure(error)
             volume.unlink(id)
             raise storage_error(path, error) from error
 
@@ -171,6 +172,7 @@ class CacheWriter:
         except OSError as error:
             for fd in fds:
                 os.close(fd)
+            volume.note_failure(error)
             raise storage_error(path, error) from error
 
     @property
@@ -251,6 +253,7 @@ class CacheWriter:
             write_with_room(lambda: pwrite_all(self.fd, body, offset), lambda: self._make_room(length))
         except OSError as error:
             self._grow(-length)
+            self.volume.note_failure(error)
             raise storage_error(self.volume.part_path(self.id), error) from error
         if extras is not None and not self._noted:
             store_origin_extras(self.fd, size, extras)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import threading
@@ -23,6 +24,7 @@ from headrace.store.writer import CacheWriter
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
 from tests.unit.dataplane.read_fixture import MIB, ReadPathFixture
+from tests.unit.store.broken_disk import broken_disk
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -91,6 +93,41 @@ async def test_a_file_for_whose_record_there_is_no_space_is_read_and_committed_l
     await world.reads.load(entry)
     assert world.whole == [entry.id]
     assert world.content(entry.id) == BODY
+
+
+class TwoTiersFixture(ReadPathFixture):
+    memory_bytes = 64 * MIB
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EROFS])
+async def test_a_file_whose_disk_fails_is_fetched_to_another_one(tmp_path: Path, error: int) -> None:
+    """Its readers would get EIO as long as it has its part there."""
+    async with TwoTiersFixture(tmp_path).running() as w:
+        for name in "fgs":
+            w.origin.hold(name, BODY if name != "s" else b"small")
+        f, g, s = [(await w.entry(name)).id for name in "fgs"]
+        for id in (f, g):
+            await w.reads.fill(id, 0, MIB, FOREGROUND)
+        broken = w.store.volumes[1]
+        assert w.reads._fills.get(f).volume is broken  # type: ignore[union-attr]
+        w.reads.forget([g])  # as after a restart
+        with broken_disk(broken, error):
+            await asyncio.gather(*(w.reads.fill(f, start, len(BODY)) for start in (0, MIB, 3 * MIB)))
+            await w.reads.load(await w.entry("g"))
+            assert await w.reads.open(s)
+            await w.reads.load(await w.entry("f"))
+        assert w.content(f) == w.content(g) == BODY
+        assert w.content(s) == b"small"
+
+
+async def test_a_file_is_not_fetched_again_and_again_where_all_disks_fail(world: ReadPathFixture) -> None:
+    world.origin.hold("f", BODY)
+    id = (await world.entry("f")).id
+    await world.reads.fill(id, 0, MIB, FOREGROUND)
+    with broken_disk(world.store.volumes[0], errno.EIO), pytest.raises(StoreError):
+        await world.reads.fill(id, 0, len(BODY))
+    await world.reads.load(await world.entry("f"))
+    assert world.content(id) == BODY
 
 
 async def test_a_file_that_was_whole_before_a_kill_is_committed_at_its_open(tmp_path: Path) -> None:

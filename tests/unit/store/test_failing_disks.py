@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,8 @@ from headrace.store import volume
 from headrace.store.recovery import doubt
 from headrace.store.store import Store
 from headrace.store.volume import Volume
-from tests.unit.store.conftest import OpenStore, cached, fill, named
+from tests.unit.store.broken_disk import broken_disk
+from tests.unit.store.conftest import OpenDisks, OpenStore, cached, fill, named
 
 MIB = 1 << 20
 
@@ -181,6 +183,69 @@ def test_a_large_file_goes_also_without_descriptors_or_threads(
         assert store.free(id) > 3 * MIB
     assert files_of(tmp_path) == []
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("error", [errno.EROFS, errno.EIO])
+def test_the_other_disks_take_the_files_of_one_that_fails(open_disks: OpenDisks, error: int) -> None:
+    """It would soon be the emptiest one, and every uncached read would fail."""
+    store = open_disks(3)
+    kept = [store.complete_small(named(store, b"%d" % n, 100), b"x" * 100) for n in range(3)]
+    with broken_disk(store.disks[0], error):
+        for number in range(6):
+            store.complete_small(named(store, b"small%d" % number, 100), b"y" * 100)
+            fill(store, b"large%d" % number, 2 * MIB)
+        assert store.disks[0].is_failing
+        assert store.fsck(lambda *_: None).sound
+    files = [file for file in store.index.cached_files() if file not in kept]
+    assert len(files) == 12
+    assert {file.volume for file in files} == {1, 2}
+    assert [cached(store, file.id) for file in kept] == kept
+
+
+def test_eviction_goes_on_beside_a_disk_that_fails(open_disks: OpenDisks) -> None:
+    store = open_disks(2, 16 * MIB)
+    ids = [fill(store, b"%d" % number, 2 * MIB) for number in range(14)]
+    first = {id for id in ids if cached(store, id).volume == 0}
+    with broken_disk(store.disks[0], errno.EIO):
+        for number in range(20):
+            fill(store, b"later%d" % number, 2 * MIB)
+            while store.space.evict_if_needed():
+                pass
+        assert not store.space.is_short()
+    lost = [id for id in first if store.index.cached(id) is None]
+    assert len(lost) <= 2  # those that made the first failure
+    assert store.disks[1].used_bytes <= 16 * MIB
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EMFILE, errno.ENOMEM])
+def test_a_disk_that_is_full_or_a_node_that_is_short_of_something_is_no_failing_disk(
+    tmp_path: Path, error: int
+) -> None:
+    disk = Volume(0, str(tmp_path), MIB)
+    disk.note_failure(OSError(error, os.strerror(error)))
+    assert not disk.is_failing
+    disk.note_failure(OSError(errno.EIO, os.strerror(errno.EIO)))
+    assert disk.is_failing
+
+
+def test_a_disk_that_goes_on_to_fail_is_tried_less_and_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    disk = Volume(0, str(tmp_path), MIB)
+    pauses = []
+    for _ in range(7):
+        disk.note_failure(OSError(errno.EIO, os.strerror(errno.EIO)))
+        began_s = now_s
+        while disk.is_failing:
+            now_s += 1.0
+        pauses.append(now_s - began_s)
+    assert pauses == [30.0, 60.0, 120.0, 240.0, 480.0, 600.0, 600.0]
+    now_s += 3600.0
+    disk.note_failure(OSError(errno.EIO, os.strerror(errno.EIO)))
+    now_s += 31.0
+    assert not disk.is_failing
 
 
 def test_small_files_that_were_not_written_reserve_nothing(
