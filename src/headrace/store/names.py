@@ -27,6 +27,9 @@ from headrace.store.schema import (
 )
 from headrace.store.transactions import Transactions
 
+WALKED_NAMES_MAX = 20_000
+"""Names that are passed to find listings below a directory: some 40 ms."""
+
 OnRedated = Callable[[CachedFile], None]
 
 
@@ -181,15 +184,47 @@ class NameWriter:
             self.set_fresh_until(directory, to_ns)
 
     def expire_all(self, directory: FileId, *, to_ns: int = 0) -> None:
-        """Expire the listing of a directory and every one below. to_ns: the new end of those that exist."""
+        """Expire the listing of a directory and every one below. to_ns: the new end of those that exist. Where many
+        names are below, it looks at all listings of the index instead, which are far fewer."""
         with self.batch():
-            pending = [directory]
-            while pending:
-                current = pending.pop()
-                self.expire(current, to_ns=to_ns)
+            listed = self._listed_in_walk(directory)
+            for id in self._listed_below(directory) if listed is None else listed:
+                self.expire(id, to_ns=to_ns)
                 if not to_ns:
-                    self._transactions.delete(self._directories, KEY.pack(current))
-                pending.extend(e.id for e in self.rows.children(current) if e.kind is Kind.DIRECTORY)
+                    self._transactions.delete(self._directories, KEY.pack(id))
+
+    def _listed_in_walk(self, directory: FileId) -> list[FileId] | None:
+        """Return the directories at and below one that are listed, or being listed, by a walk over the names; None if
+        there are too many."""
+        listed: list[FileId] = []
+        pending, names = [directory], 0
+        while pending:
+            current = pending.pop()
+            if current in self._listings or self.rows.fresh_until_ns(current):
+                listed.append(current)
+            for entry in self.rows.children(current):
+                names += 1
+                if names > WALKED_NAMES_MAX:
+                    return None
+                if entry.kind is Kind.DIRECTORY:
+                    pending.append(entry.id)
+        return listed
+
+    def _listed_below(self, directory: FileId) -> list[FileId]:
+        """Return the same by the listings of the whole index and the parents of their directories."""
+        is_below: dict[FileId, bool] = {ROOT_ID: directory == ROOT_ID, directory: True}
+
+        def check(id: FileId) -> bool:
+            passed: list[FileId] = []
+            while id not in is_below:
+                passed.append(id)
+                key = self._transactions.get(self._ids, KEY.pack(id))
+                id = ROOT_ID if key is None else FileId(KEY.unpack_from(key)[0])
+            is_below.update(dict.fromkeys(passed, is_below[id]))
+            return is_below[id]
+
+        ids = {*self._listings, *map(FileId, self._transactions.ids_of(self._directories))}
+        return list(filter(check, ids))
 
     def _current(self, parent: FileId, name: bytes) -> Entry | None:
         """Return the entry of a name that is about to be written, and keep listings in progress from removing the name.

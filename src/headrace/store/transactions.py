@@ -17,6 +17,7 @@ import lmdb
 from headrace.base import failpoint
 from headrace.base.model import ROOT_ID, FileId
 from headrace.store.environment import Environment, translated
+from headrace.store.schema import KEY
 
 _NEXT_ID = b"next"
 
@@ -101,6 +102,11 @@ class Transactions:
         with self.reading() as txn:
             cursor = txn.cursor(database)
             return bytes(cursor.key()) if cursor.last() else b""
+
+    def ids_of(self, database: Any) -> list[int]:
+        """Return the keys of a table that has ids for keys."""
+        with self.reading() as txn:
+            return [KEY.unpack(key)[0] for key in txn.cursor(database).iternext(keys=True, values=False)]
 
     def put(self, database: Any, key: bytes, value: bytes, *, append: bool = False) -> None:
         """Write a value within a batch. append: the key is beyond all others; pages are then filled instead of split in

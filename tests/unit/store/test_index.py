@@ -4,6 +4,7 @@ import errno
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,11 @@ from headrace.base.errors import (
     StoreBusyError,
     StoreError,
 )
-from headrace.base.model import ROOT_ID, Attributes, FileId, Kind, Version
+from headrace.base.model import ROOT_ID, Attributes, Entry, FileId, Kind, Version
+from headrace.store import names
 from headrace.store.index import Index
 from headrace.store.listing import ListingWriter
-from headrace.store.schema import pack_cached, pack_entry, unpack_cached, unpack_entry
+from headrace.store.schema import FOREVER_NS, pack_cached, pack_entry, unpack_cached, unpack_entry
 from tests import fork_server
 from tests.unit.store.conftest import cached_file
 
@@ -162,6 +164,56 @@ def test_listing_removes_what_is_gone_and_keeps_what_it_must(folder: str) -> Non
     index.names.expire_all(ROOT_ID)
     assert index.fresh_until_ns(d) == 0
     index.close(clean=True)
+
+
+@pytest.mark.parametrize("walked_max", [3, 20_000])
+@pytest.mark.parametrize("to_ns", [0, 1])
+@pytest.mark.parametrize("top", ["/", "a", "b", "d"])
+def test_listings_at_and_below_a_directory_expire(
+    folder: str, monkeypatch: pytest.MonkeyPatch, top: str, to_ns: int, walked_max: int
+) -> None:
+    monkeypatch.setattr(names, "WALKED_NAMES_MAX", walked_max)
+    index = Index.open(folder, writable=True)
+    ids = {"/": ROOT_ID}
+    for name, parent in (("a", "/"), ("b", "a"), ("c", "b"), ("d", "/"), ("e", "d"), ("never", "b")):
+        ids[name] = index.names.ensure_directory(ids[parent], name.encode())
+        index.names.put_file(ids[name], b"f", V1)
+    for name, id in ids.items():
+        if name != "never":
+            index.names.set_fresh_until(id, FOREVER_NS)
+    in_progress = ListingWriter(index.names, ids["never"])
+    index.names.expire_all(ids[top], to_ns=to_ns)
+    expired = {"/": "/abcde", "a": "abc", "b": "bc", "d": "de"}[top]
+    assert in_progress._fresh_until_max_ns == (FOREVER_NS if top == "d" else to_ns)
+    ends = {name: index.fresh_until_ns(id) for name, id in ids.items()}
+    assert ends == {name: 0 if name == "never" else to_ns if name in expired else FOREVER_NS for name in ids}
+    index.close(clean=False)
+
+
+def test_the_names_of_a_large_directory_are_not_passed_to_expire_its_listing(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten million would hold the node's loop for 20 s, at each start."""
+    monkeypatch.setattr(names, "WALKED_NAMES_MAX", 100)
+    index = Index.open(folder, writable=True)
+    with index.batch():
+        top = index.names.ensure_directory(ROOT_ID, b"d")
+        for number in range(2000):
+            index.names.put_file(top, b"%d" % number, V1)
+        index.names.set_fresh_until(top, FOREVER_NS)
+    passed = []
+    children = index.children
+
+    def counted(directory: FileId, *, after: bytes = b"") -> Iterator[Entry]:
+        for entry in children(directory, after=after):
+            passed.append(entry.id)
+            yield entry
+
+    monkeypatch.setattr(index, "children", counted)
+    index.names.expire_all(ROOT_ID)
+    assert len(passed) <= 102
+    assert index.fresh_until_ns(top) == 0
+    index.close(clean=False)
 
 
 def test_what_this_node_changed_does_not_come_back_with_a_listing_of_before(folder: str) -> None:
