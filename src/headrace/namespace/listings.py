@@ -212,7 +212,7 @@ class Listings:
                 async for page in pages:
                     _add_rows(writer, listing.rest(page.rows))
                     good_for_s = page.good_for_s
-                self._finish(directory, writer, listing, _in_s(good_for_s))
+                await self._finish(directory, writer, listing, _in_s(good_for_s))
         except HeadraceError as error:
             log.info(
                 "listing at the owner of the directory failed path=%s error=%s", os.fsdecode(path), error
@@ -236,7 +236,7 @@ class Listings:
                 if is_empty:
                     await self._confirm_empty(directory, path, mount, key, deadline)
             fresh_until_ns = FOREVER_NS if mount is None else _in_s(self._freshness.age_s(path, mount))
-            self._finish(directory, writer, listing, fresh_until_ns)
+            await self._finish(directory, writer, listing, fresh_until_ns)
 
     async def _confirm_empty(
         self, directory: FileId, path: bytes, mount: Mount, key: str, deadline: Deadline
@@ -273,11 +273,13 @@ class Listings:
             if changed := writer.close():
                 self._on_changed(changed)
 
-    def _finish(
+    async def _finish(
         self, directory: FileId, writer: ListingWriter, listing: OriginListing, fresh_until_ns: int
     ) -> None:
         """Complete the listing in the index: keep the pending names of other nodes, remove names that no node and no
-        origin has."""
+        origin has. Let other tasks run in between: there may be millions."""
+        for _ in writer.look_for_missing():
+            await asyncio.sleep(0)
         for name in self._tree.mounts.below(listing.directory_path):  # some may be new
             writer.keep_directory(name)
         changed = self._pending.apply_over(listing, directory)

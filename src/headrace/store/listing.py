@@ -11,12 +11,16 @@ directory of the index only at the end, when no page had that directory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Final
 
-from headrace.base.model import Entry, FileId, Kind, Version
+from headrace.base.model import FileId, Kind, Version
 from headrace.base.namespace_path import NAME_BYTES_MAX
 from headrace.store.names import NameWriter
 from headrace.store.schema import FOREVER_NS
+
+NAMES_A_STEP = 4096
+_END: Final = object()
 
 
 class ListingWriter:
@@ -36,6 +40,8 @@ class ListingWriter:
         self._hidden: dict[bytes, Version] = {}  # listed files whose name is a directory of the index
         self._directories: set[bytes] = set()
         self._fresh_until_max_ns = FOREVER_NS
+        self._missing: list[bytes] = []
+        self._look = self._look_in_steps()
         names.begin_listing(directory, self)
 
     def keep(self, name: bytes) -> None:
@@ -90,22 +96,33 @@ class ListingWriter:
             if kind is Kind.DIRECTORY and self._listed is not None:
                 self._directories.add(name)
 
+    def look_for_missing(self) -> Iterator[None]:
+        """Look for the names that were not listed, after the last page, in steps of some 10 ms. Names may change in
+        between; `finish` takes the remaining steps at once."""
+        while next(self._look, _END) is not _END:
+            yield
+
+    def _look_in_steps(self) -> Iterator[None]:
+        listed = self._listed
+        if listed is None:
+            return
+        for count, entry in enumerate(self._names.rows.children(self._directory), 1):
+            if entry.name not in listed:
+                self._missing.append(entry.name)
+            if count % NAMES_A_STEP == 0:
+                yield
+
     def finish(self, fresh_until_ns: int) -> list[tuple[FileId, bytes]]:
         """Remove names that were not listed and mark the listing as fresh, unless it expired meanwhile, in one commit.
         Return the names that changed or were removed."""
-        missing: list[Entry] = []
-        if self._listed is not None:
-            missing = [
-                entry
-                for entry in self._names.rows.children(self._directory)
-                if entry.name not in self._listed
-            ]
+        for _ in self._look:
+            pass
         with self._names.batch():
             self._changed += self._names.put_children(self._directory, self._shown_files())
-            for entry in missing:
-                if entry.name not in (self._listed or ()):
-                    self._names.remove(self._directory, entry.name)
-                    self._changed.append((self._directory, entry.name))
+            for name in self._missing:
+                if name not in (self._listed or ()):  # else it was put meanwhile
+                    self._names.remove(self._directory, name)
+                    self._changed.append((self._directory, name))
             self._names.set_fresh_until(self._directory, min(fresh_until_ns, self._fresh_until_max_ns))
         return self.close()
 

@@ -14,7 +14,9 @@ from headrace.base.errors import (
     StaleIdError,
     VersionChangedError,
 )
-from headrace.base.model import ROOT_ID, Version
+from headrace.base.model import ROOT_ID, FileId, Version
+from headrace.store import listing
+from headrace.store.listing import ListingWriter
 from headrace.testing.virtual_loop import pass_time
 from tests.unit.namespace.tree_fixture import GatedOrigin, NamespaceFixture, origin_with
 
@@ -125,6 +127,46 @@ async def test_a_refresh_that_fails_leaves_the_old_listing_good(tree: NamespaceF
     assert tree.changed == [(ROOT_ID, b"a")], "half a listing changes names, too, and tells of them"
     assert await tree.names("/") == ["a", "b", "c", "d"]
     assert not tree.index.names._listings
+
+
+async def test_the_end_of_a_listing_of_many_names_lets_others_have_their_turn(
+    tree: NamespaceFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All names are compared with the listed ones: ten million take 20 s. What is put meanwhile stays."""
+    monkeypatch.setattr(listing, "NAMES_A_STEP", 10)
+    origin = GatedOrigin()
+    for number in range(200):
+        origin.hold(f"{number:03d}", b"x")
+    tree.attach("/", origin)
+    await tree.names("/")
+    for number in (5, 6, 150):
+        origin.delete(f"{number:03d}")
+    finish, look = ListingWriter.finish, ListingWriter.look_for_missing
+    turns: list[int] = []
+    is_looking = False
+
+    def note_look(writer: ListingWriter) -> Iterator[None]:
+        nonlocal is_looking
+        is_looking = True
+        yield from look(writer)
+
+    def note_finish(writer: ListingWriter, fresh_until_ns: int) -> list[tuple[FileId, bytes]]:
+        nonlocal is_looking
+        is_looking = False
+        return finish(writer, fresh_until_ns)
+
+    monkeypatch.setattr(ListingWriter, "look_for_missing", note_look)
+    monkeypatch.setattr(ListingWriter, "finish", note_finish)
+    refreshed = asyncio.ensure_future(tree.namespace.listings.refresh(ROOT_ID))
+    while not refreshed.done():
+        await asyncio.sleep(0)
+        if is_looking:
+            turns.append(len(turns))
+            if len(turns) == 10:
+                tree.index.names.put_file(ROOT_ID, b"006", Version(1, 9, '"put meanwhile"'))
+    await refreshed
+    assert len(turns) >= 15
+    assert await tree.names("/") == [f"{number:03d}" for number in range(200) if number not in (5, 150)]
 
 
 @pytest.mark.expected_warnings("the origin is unavailable, the old listing stays in use")
