@@ -37,6 +37,7 @@ from headrace.base.errors import (
     UsageError,
     VersionChangedError,
 )
+from headrace.base.file_times import TIME_NS_MAX, TIME_NS_MIN
 from headrace.base.model import Arrived, ObjectInfo, Version, block_pieces
 from headrace.base.namespace_path import check_name
 from headrace.http.node_connection import Address, HttpConnection, HttpResponse, is_alive
@@ -63,7 +64,6 @@ ANSWER_BYTES_MAX = 16 << 20
 PROBLEM_BYTES_MAX = 64 << 10
 IDLE_MAX = 32
 SIZE_BYTES_MAX = 1 << 62
-MTIME_NS_MAX = 1 << 62
 """Most nanoseconds after or before 1970: such files exist, and the index has their times."""
 _TOKEN = re.compile(r'(W/)?"[\x21\x23-\x7e]{1,1024}"')
 """Matches versions as ETags. They are sent back in a header, so they have no space and no control character."""
@@ -445,7 +445,7 @@ def _version_of(entry: ApiEntry) -> Version | None:
     """Return the version of a file as the far cluster names it; None for anything else, and for a version that can't be
     one."""
     token = etag_of(entry.version)
-    is_valid = 0 <= entry.size_bytes <= SIZE_BYTES_MAX and abs(entry.mtime_ns) <= MTIME_NS_MAX
+    is_valid = 0 <= entry.size_bytes <= SIZE_BYTES_MAX and TIME_NS_MIN <= entry.mtime_ns <= TIME_NS_MAX
     if entry.kind != "file" or not is_valid or not _TOKEN.fullmatch(token):
         return None
     return Version(entry.size_bytes, entry.mtime_ns, token)

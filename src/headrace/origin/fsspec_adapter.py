@@ -30,6 +30,7 @@ from headrace.base.errors import (
     UsageError,
     VersionChangedError,
 )
+from headrace.base.file_times import stored_ns
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.commit_point import AbandonedError, CommitPoint
 from headrace.origin.file_ticks import tick_left_s
@@ -85,7 +86,7 @@ def version_of(info: dict[str, Any]) -> Version:
     token = next((str(info[name]) for name in _TOKENS if info.get(name)), "")
     mtime_us = _mtime_us(info)
     mtime_ns = mtime_us // 10**6 * 10**9 if token else mtime_us * 1000
-    return Version(int(info.get("size") or 0), mtime_ns, token)
+    return Version(int(info.get("size") or 0), stored_ns(mtime_ns), token)
 
 
 def _mtime_us(info: dict[str, Any]) -> int:

@@ -31,6 +31,7 @@ from headrace.base.errors import (
     PathNotFoundError,
     VersionChangedError,
 )
+from headrace.base.file_times import stored_ns
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.commit_point import AbandonedError, CommitPoint
 from headrace.origin.file_ticks import tick_left_s
@@ -70,16 +71,13 @@ log = logging.getLogger(__name__)
 
 
 def version_of(status: os.stat_result) -> Version:
-    return Version(
-        status.st_size, status.st_mtime_ns, f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
-    )
+    token = f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
+    return Version(status.st_size, stored_ns(status.st_mtime_ns), token)
 
 
 def _info(key: str, status: os.stat_result) -> ObjectInfo:
-    mode = stat.S_IMODE(status.st_mode)
-    return ObjectInfo(
-        key, version_of(status), Attributes(status.st_mtime_ns, mode, status.st_uid, status.st_gid)
-    )
+    version, mode = version_of(status), stat.S_IMODE(status.st_mode)
+    return ObjectInfo(key, version, Attributes(version.mtime_ns, mode, status.st_uid, status.st_gid))
 
 
 def _translate(error: OSError, target: str) -> HeadraceError:

@@ -14,6 +14,7 @@ import obstore
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import DeadlineExceededError, HeadraceError, OriginUnavailableError
+from headrace.base.file_times import stored_ns
 from headrace.base.model import Version
 from headrace.origin.obstore_errors import FOREIGN, translate
 
@@ -68,7 +69,8 @@ def version_of(meta: ObjectMeta) -> Version:
     token = meta["e_tag"] or ""
     if token and not token.endswith('"'):
         token = f'"{token}"'
-    return Version(meta["size"], (meta["last_modified"] - _EPOCH) // _SECOND * 10**9, token)
+    mtime_ns = (meta["last_modified"] - _EPOCH) // _SECOND * 10**9
+    return Version(meta["size"], stored_ns(mtime_ns), token)
 
 
 def stored_version(meta: ObjectMeta, target: str) -> Version:

@@ -12,6 +12,7 @@ from enum import IntEnum
 
 import msgspec
 
+from headrace.base.file_times import TIME_NS_MAX, TIME_NS_MIN, stored_ns
 from headrace.base.model import Version
 from headrace.base.namespace_path import check_name
 
@@ -44,12 +45,13 @@ class PendingEntry(msgspec.Struct, frozen=True, array_like=True):
         if self.name:  # the root has none
             check_name(self.name)
         EntryState(self.means)
+        if not TIME_NS_MIN <= self.mtime_ns <= TIME_NS_MAX:
+            raise ValueError(f"mtime {self.mtime_ns} ns")
 
     @classmethod
     def of_file(cls, name: bytes, status: os.stat_result) -> PendingEntry:
-        return cls(
-            name, EntryState.FILE, status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
-        )
+        mtime_ns = stored_ns(status.st_mtime_ns)
+        return cls(name, EntryState.FILE, status.st_size, mtime_ns, status.st_ino, status.st_ctime_ns)
 
 
 @dataclass(frozen=True, slots=True)

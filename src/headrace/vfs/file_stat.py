@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from headrace.base.file_times import stored_ns
 from headrace.base.model import Entry, Kind
 from headrace.overlay.merged_view import FileStat
 
@@ -51,7 +52,8 @@ def stat_of(path: str, stat: FileStat) -> Stat:
     kinds: dict[int, Kinds] = {modes.S_IFREG: "file", modes.S_IFDIR: "directory", modes.S_IFLNK: "link"}
     kind = kinds.get(modes.S_IFMT(stat.st_mode), "other")
     token = version_text(stat) if kind == "file" else ""
-    return Stat(path, kind, stat.st_size if kind != "directory" else 0, stat.st_mtime_ns, token)
+    size_bytes = stat.st_size if kind != "directory" else 0
+    return Stat(path, kind, size_bytes, stored_ns(stat.st_mtime_ns), token)
 
 
 def is_directory(stat: FileStat) -> bool:

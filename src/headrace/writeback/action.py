@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headrace.base.beneath import SafePath
+from headrace.base.file_times import stored_ns
 from headrace.base.model import Attributes
 from headrace.overlay.marks import base_version, is_removed, is_whiteout
 from headrace.overlay.syscalls import birth_ns
@@ -75,7 +76,9 @@ def is_file_of(safe_path: SafePath, row: JournalRecord) -> bool:
 
 def attributes_of(status: os.stat_result) -> Attributes:
     """Return the attributes that are uploaded with a file."""
-    return Attributes(status.st_mtime_ns, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+    return Attributes(
+        stored_ns(status.st_mtime_ns), stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid
+    )
 
 
 def by_depth(directories: Iterable[bytes]) -> list[list[bytes]]:

@@ -30,6 +30,7 @@ from headrace.base.errors import (
     PathNotFoundError,
     StoreError,
 )
+from headrace.base.file_times import stored_ns
 from headrace.base.group_commit import GroupCommit
 from headrace.base.model import ObjectMetadata, Version
 from headrace.base.os_errors import unread_error
@@ -406,5 +407,5 @@ def _row_of(path: bytes, status: os.stat_result, version: Version, *, begun: boo
         *(path, status.st_ino, status.st_ctime_ns, status.st_size),
         version,
         begun,
-        mtime_ns=status.st_mtime_ns,
+        mtime_ns=stored_ns(status.st_mtime_ns),
     )

@@ -18,6 +18,7 @@ from headrace.base.errors import (
     OriginUnavailableError,
     PathNotFoundError,
 )
+from headrace.base.file_times import TIME_NS_MAX
 from headrace.origin.file_ticks import tick_left_s
 from headrace.origin.local import LocalOrigin
 from headrace.origin.origin import Origin
@@ -27,6 +28,22 @@ from tests.conformance.origin.origin_suite import listing_of, opened, read, soon
 
 def at(folder: Path) -> AbstractAsyncContextManager[Origin]:
     return opened(LocalOrigin(str(folder)))
+
+
+async def test_a_time_that_no_index_can_store_is_the_nearest_one(tmp_path: Path) -> None:
+    far_ns = 10_413_792_000 * 10**9  # the year 2300
+    (tmp_path / "far").write_bytes(b"bytes")
+    (tmp_path / "other").write_bytes(b"bytes")
+    os.utime(tmp_path / "far", ns=(far_ns, far_ns))
+    if (tmp_path / "far").stat().st_mtime_ns != far_ns:
+        pytest.skip("the file system has no such time")
+    async with at(tmp_path) as origin:
+        listing = await listing_of(origin, "")
+        assert set(listing.objects) == {"far", "other"}
+        assert listing.objects["far"].mtime_ns == TIME_NS_MAX
+        info = await origin.head("far", deadline=soon())
+        assert info.version == listing.objects["far"]
+        assert await read(origin, info, 0, 5) == b"bytes"
 
 
 async def test_names_that_are_not_utf8(tmp_path: Path) -> None:
