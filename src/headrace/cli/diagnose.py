@@ -93,7 +93,12 @@ def diagnose(
     signal.signal(signal.SIGTERM, lambda *_: job.terminate())  # a scheduler's SIGTERM is meant for the job
     sampler = Sampler(job.pid, _status_of, rate)
     _watch(sampler, seconds or COMMAND_SECONDS, lambda: job.poll() is not None)
-    _report(sampler, timeline, as_json=json)
+    try:
+        _report(sampler, timeline, as_json=json)
+    except BrokenPipeError:
+        pass  # the job runs on, and its status counts
+    except OSError as error:
+        warn(f"the report can't be printed: {error.strerror}")
     return _status(_end(job))
 
 

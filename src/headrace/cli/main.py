@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.base import errors
 from headrace.base.errors import HeadraceError, UsageError
 from headrace.base.uninterrupted import uninterrupted
+from headrace.cli.standard_streams import OUTPUT, prepare_standard_streams
 
 if TYPE_CHECKING:
     import typer
@@ -27,13 +28,15 @@ _HELP = "Read object stores at local-disk speed, from a cache on NVMe."
 
 def main() -> int:
     """Run the command line, and return its exit status (docs/errors.md)."""
+    prepare_standard_streams()
     words = sys.argv[1:]
-    if words == ["--version"]:
-        from headrace import __version__
-
-        sys.stdout.write(f"headrace {__version__}\n")
-        return 0
     try:
+        if words == ["--version"]:
+            from headrace import __version__
+            from headrace.cli.render import say
+
+            say(f"headrace {__version__}")
+            return 0
         # not standalone: errors of the parser become one line like all others
         status = build_app(words[0] if words else "")(
             args=words or ["--help"], prog_name="headrace", standalone_mode=False
@@ -42,7 +45,6 @@ def main() -> int:
     except HeadraceError as error:
         return _report(error)
     except BrokenPipeError:
-        _drop_stdout()
         return 0
     except SystemExit as end:
         return _status_of(end)
@@ -150,7 +152,7 @@ def _translate_os_error(error: OSError, path: str) -> HeadraceError | None:
         errno.EDQUOT: errors.NoSpaceError,
         errno.ENAMETOOLONG: errors.UsageError,
     }
-    kind = kinds.get(error.errno)
+    kind = kinds.get(error.errno, HeadraceError if path == OUTPUT else None)
     return kind(path, why=(error.strerror or "").lower()) if kind is not None else None
 
 
@@ -166,15 +168,8 @@ def _usage_error(error: Any) -> UsageError:
 
 def _status_of(end: SystemExit) -> int:
     if isinstance(end.__context__, BrokenPipeError):  # Click raises SystemExit for it
-        _drop_stdout()
         return 0
     return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-
-
-def _drop_stdout() -> None:
-    from headrace.cli.render import drop_stdout
-
-    drop_stdout()
 
 
 if __name__ == "__main__":

@@ -133,13 +133,6 @@ def _shown(name: str, value: Any) -> str:
     return str(value)
 
 
-def drop_stdout() -> None:
-    """Replace stdout, whose reader has closed it, so that neither later lines nor the interpreter's flush fail."""
-    import os
-
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
 def _write(*lines: str) -> None:
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +16,7 @@ from headrace.base.write_modes import WriteModes
 from headrace.cli import gateways, lowered, options
 from headrace.cli.exclusive_mounts import ExclusiveMounts
 from headrace.cli.process import MountOptions
-from headrace.cli.render import drop_stdout, print_json, say, warn
+from headrace.cli.render import print_json, say, warn
 from headrace.cli.start_folders import StartFolders, removed_if_it_fails
 from headrace.cli.state import RunState
 from headrace.config.load import Loaded, check_cache_parents
@@ -308,10 +309,8 @@ def show_ready(state: RunState, took_s: float, *, as_json: bool) -> None:
         else f"node at {state.socket}"
     )
     say(f"ready in {took_s:.2f} s: {place}")
-    try:
+    with suppress(BrokenPipeError):
         _show_details(state)
-    except BrokenPipeError:
-        drop_stdout()
 
 
 def _show_details(state: RunState) -> None:
