@@ -54,20 +54,30 @@ def settle_run_folder(directory: str) -> None:
 
 
 def default_cache_folder() -> str:
+    """Return the directory of the cache. It begins with ~ for a user without a home directory: such a user can run all
+    commands that need no cache."""
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "headrace")
 
 
 def default_authority_folder() -> str:
-    """Return the directory in which `headrace tls` keeps the authority."""
+    """Return the directory in which `headrace tls` keeps the authority. Raises UsageError for a user without a home
+    directory."""
     if os.geteuid() == 0:
         return "/etc/headrace/authority"
-    return os.path.join(os.path.dirname(user_file()), "authority")
+    file = user_file()
+    if not file:
+        raise UsageError(
+            "directory of the authority",
+            why="this user has no home directory",
+            hint="name one by --folder DIR",
+        )
+    return os.path.join(os.path.dirname(file), "authority")
 
 
 def user_file() -> str:
-    return os.path.join(
-        os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "headrace/headrace.toml"
-    )
+    """Return the path of the user's settings; "" for a user without a home directory, as in a container."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return "" if folder.startswith("~") else os.path.join(folder, "headrace/headrace.toml")
 
 
 def variable_of(name: str) -> str | None:
@@ -139,7 +149,14 @@ def check_run_folder(directory: str) -> None:
 
 def check_cache_parents(loaded: Loaded) -> None:
     """Refuse a cache directory that a user named below one that does not exist: most often its path has a mistake.
-    Raises UsageError."""
+    Refuse one below a home directory that is not known. Raises UsageError."""
+    for volume in loaded.config.cache:
+        if volume.folder.startswith("~"):
+            raise UsageError(
+                f"cache directory {volume.folder}",
+                why="no such home directory is known",
+                hint="set HOME, or name a directory with --cache DIR:SIZE",
+            )
     for volume in loaded.config.cache if loaded.sources["cache"] != "default" else ():
         above = os.path.dirname(os.path.abspath(volume.folder))
         try:
@@ -299,7 +316,8 @@ def volume_of(text: str) -> dict[str, Any]:
 def _absolute(directory: str) -> str:
     if "\0" in directory:
         raise UsageError(f"folder {directory!r}", why="it has a NUL character")
-    return os.path.abspath(os.path.expanduser(directory))
+    path = os.path.expanduser(directory)
+    return path if path.startswith("~") else os.path.abspath(path)
 
 
 def _default_capacity(directory: str) -> int:
@@ -311,7 +329,7 @@ def _default_capacity(directory: str) -> int:
         pass
     probe = directory
     while not os.path.isdir(probe):
-        probe = os.path.dirname(probe)
+        probe = os.path.dirname(probe) or "/"
     disk = os.statvfs(probe)
     return disk.f_bavail * disk.f_frsize // 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,13 @@ import pytest
 from headrace.base.errors import StoreError, UsageError
 from headrace.base.sizes import parse_size, show_size
 from headrace.config import load as loading
-from headrace.config.load import load, remember_capacity, volume_of
+from headrace.config.load import (
+    check_cache_parents,
+    default_authority_folder,
+    load,
+    remember_capacity,
+    volume_of,
+)
 from headrace.config.schema import CacheVolume, Config
 
 
@@ -145,3 +152,32 @@ def test_the_first_directory_on_a_disk_has_what_outlives_a_restart() -> None:
     assert Config(cache=[memory], run_folder="/run/h").cache == [memory]
     with pytest.raises(UsageError, match="memory loses them"):
         Config(cache=[memory], run_folder="/run/h", write="back")
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A user whom no home directory is known of, as in a container, in a directory that has one named ~."""
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def no_user(_uid: int) -> pwd.struct_passwd:
+        raise KeyError
+
+    monkeypatch.setattr(pwd, "getpwuid", no_user)
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    (tmp_path / "~/.config/headrace").mkdir(parents=True)
+    (tmp_path / "~/.config/headrace/headrace.toml").write_text("sync_interval_s = 7")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("homeless")
+def test_a_directory_named_like_a_home_directory_is_none(tmp_path: Path) -> None:
+    run_folder = str(tmp_path / "run")
+    loaded = load({"run_folder": run_folder})
+    assert loaded.sources["sync_interval_s"] == "default"
+    for flags in ({}, {"cache": ["~/cache:1GiB"]}, {"cache": ["~nobody-of-this-name/cache:1GiB"]}):
+        with pytest.raises(UsageError, match="no such home directory is known"):
+            check_cache_parents(load({"run_folder": run_folder, **flags}))
+    check_cache_parents(load({"run_folder": run_folder, "cache": [f"{tmp_path}/cache:1GiB"]}))
+    with pytest.raises(UsageError, match="--folder DIR"):
+        default_authority_folder()
