@@ -185,8 +185,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
         ("load", "free", "pin", "unpin", "sync", "persist", "fsck", "node drain", "job retry"), _JOB
     ),
     "status": _fields(
-        "node cache index origin mounts plans predictions seals seals_in_use seal_auto seal_trouble policy costs "
-        "events expiry scrub fill peers write cluster rebalance copies sessions gateways"
+        "node cache index origin mounts plans predictions seals seals_in_use seals_unread seal_auto seal_trouble "
+        "policy costs events expiry scrub fill peers write cluster rebalance copies sessions gateways"
     ),
     **dict.fromkeys(("job list", "job show"), _JOB_ROW),
     "job cancel": _fields("id"),

@@ -143,11 +143,13 @@ def _volume_lines(cache: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _seal_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     lines: list[tuple[str, str]] = []
+    if report.get("seals_unread"):
+        lines.append(("seals", f"not known: {report['seals_unread']}"))
     for seal in report.get("seals", ()):
         missing = f", {seal['missing_files']} of them not cached yet" if seal["missing_files"] else ""
-        lines.append(
-            ("seal", f"{seal['seal']}  {seal['files']} files, {show_size(seal['size_bytes'])}{missing}")
-        )
+        holds = f"{seal['files']} files, {show_size(seal['size_bytes'])}{missing}"
+        damage = f"damaged: {seal['trouble']}" if seal["trouble"] else ""
+        lines.append(("seal", f"{seal['seal']}  {damage or holds}"))
         lines += [("", f"mounted at {place}") for place in seal["mounted"]]
     automatic = report.get("seal_auto", ())
     lines += [

@@ -131,16 +131,16 @@ class Sealing:
         return await self.in_thread(self._release_unused)
 
     def status(self) -> dict[str, object]:
-        """Return the seals, where they are mounted, and why they can't be. Blocks for small files."""
+        """Return the seals, where they are mounted, why they can't be, or why they can't be read. Blocks for small
+        files."""
         try:
             places = mountpoints(self._catalogue)
             seals = self._catalogue.seals()
             in_use = self._catalogue.in_use()
         except OSError as error:
-            why = f"the directory of the seals can't be read: {error.strerror or error}"
-            return {"seals": [], "seals_in_use": [], "seal_trouble": why}
+            return unread_status(f"the directory of the seals can't be read: {error.strerror or error}")
         rows = [{**self._summary(seal), "mounted": places.get(str(seal), [])} for seal in seals]
-        return {"seals": rows, "seals_in_use": in_use, "seal_trouble": self.trouble}
+        return {"seals": rows, "seals_in_use": in_use, "seal_trouble": self.trouble, "seals_unread": ""}
 
     def _summary(self, seal: SealId) -> dict[str, Any]:
         try:
@@ -406,6 +406,11 @@ class Sealing:
         """Run work in a thread, and wait for its end also when the job is cancelled, however often: the draft must not
         be removed beneath it."""
         return await ended(asyncio.get_running_loop().run_in_executor(self._disk, work, *arguments))
+
+
+def unread_status(why: str) -> dict[str, object]:
+    """Return the fields of `Sealing.status` while the seals can't be read."""
+    return {"seals": [], "seals_in_use": [], "seal_trouble": "", "seals_unread": why}
 
 
 def _image_entries(

@@ -70,6 +70,7 @@ from headrace.node.requests import (
     SealRequests,
     WriteRequests,
 )
+from headrace.node.seals_status import SealsStatus
 from headrace.node.session_events import SessionEvents
 from headrace.node.space_policy import NodeCapacity, Regrouping
 from headrace.node.upkeep import Upkeep
@@ -115,7 +116,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DISK_THREADS = 4
-SEALS_STATUS_WITHIN_S = 3.0
 GC_THRESHOLD = 50_000
 """Objects after which the garbage collector runs. Reference counting frees most garbage of a node; by default, the
 collector would run after every 700 objects."""
@@ -183,6 +183,7 @@ class Node:
         # parts that work on whole directories, and on the whole cache
         self.attachments = _build_attachments(self, link)
         self.jobs = _build_jobs(self)
+        self.seals_status = SealsStatus(self.jobs.sealing.status, self.disk)
         self.scrub = self._build_scrub() if config.scrub_bytes_s > 0 else None
         self.tier_mover = _build_tier_mover(self)
         self.cluster = None if link is None else self._build_cluster(link, writing, cache.adopted)
@@ -423,19 +424,7 @@ class Node:
             raise
 
     async def _report(self, _: StatusAsk) -> Report:
-        return Report(status={**self.status(), **await self._seals_status()})
-
-    async def _seals_status(self) -> dict[str, object]:
-        """Return the part of the status that is on the disk. A disk that hangs must not hang the status."""
-        work = asyncio.get_running_loop().run_in_executor(self.disk, self.jobs.sealing.status)
-        await asyncio.wait([work], timeout=SEALS_STATUS_WITHIN_S)
-        if not work.done():
-            return {
-                "seals": [],
-                "seals_in_use": [],
-                "seal_trouble": "the disk of the first cache volume does not answer",
-            }
-        return work.result()
+        return Report(status={**self.status(), **await self.seals_status.get()})
 
     async def _record_gateway(self, counts: GatewayCounts) -> Done:
         self.gateways.record(counts)

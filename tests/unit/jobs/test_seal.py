@@ -292,5 +292,6 @@ async def test_the_status_has_the_reason_why_the_seals_cannot_be_read(node: Seal
     assert node.jobs.sealing.status() == {
         "seals": [],
         "seals_in_use": [],
-        "seal_trouble": "the directory of the seals can't be read: Not a directory",
+        "seal_trouble": "",
+        "seals_unread": "the directory of the seals can't be read: Not a directory",
     }
