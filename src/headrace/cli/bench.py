@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
 from headrace.base.errors import UsageError
-from headrace.base.hangup import unless_ignored
+from headrace.base.hangup import end_as_by_interrupt
 from headrace.base.missing_extras import require
 from headrace.cli import bench_options as own
 from headrace.cli import options
@@ -110,7 +108,7 @@ def _run_training(plan: TrainingPlan, *, by_the_rules: bool, as_json: bool) -> N
     from headrace.bench import training as bench
     from headrace.bench.page import training_page
 
-    _end_orderly()
+    end_as_by_interrupt()
     if by_the_rules:
         plan = dataclasses.replace(plan, steps=bench.steps_by_the_rules(plan))
     with _bar("data set", quiet=as_json) as progress:
@@ -155,7 +153,7 @@ def checkpoint(
         keep=keep,
         drop=not keep_cache,
     )
-    _end_orderly()
+    end_as_by_interrupt()
     result = bench.run(plan, say=_quiet if json else say)
     _show(result, checkpoint_page, as_json=json)
 
@@ -247,24 +245,13 @@ def _run_compare(plan: ComparePlan, report: str, *, as_json: bool) -> None:
     from headrace.bench import compare as bench
     from headrace.bench.compare_page import text_page, write_report
 
-    _end_orderly()
+    end_as_by_interrupt()
     with _bar("data set", quiet=as_json) as progress:
         result = bench.run(plan, say=_quiet if as_json else say, progress=progress)
     _show(result, text_page, as_json=as_json)
     if report:
         for path in write_report(result, report):
             warn(f"written: {path}")
-
-
-def _end_orderly() -> None:
-    """Handle SIGTERM and SIGHUP like ^C, which ends the processes of the run and deletes its files. A SIGHUP that is
-    ignored stays so."""
-    for number in unless_ignored(signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _hosts(count: int, number: int, meet: str) -> BenchHosts:

@@ -10,6 +10,7 @@ import tempfile
 from typing import Any
 
 from headrace.base.errors import CancelledByUserError, UsageError
+from headrace.base.hangup import end_as_by_interrupt
 from headrace.base.interpreter import module_command
 from headrace.cli.render import print_json, say
 
@@ -32,6 +33,7 @@ def run_detached(*, as_json: bool) -> None:
         )
         assert process.stdout is not None
         try:
+            end_as_by_interrupt()
             line = process.stdout.readline()
         except KeyboardInterrupt:
             process.terminate()  # it cleans up after itself

@@ -7,6 +7,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
@@ -174,8 +175,9 @@ def serve_here(
             print_json({"ready": True, **about, "pid": state.pid})
         else:
             say(ready(config, url, bound))
-            if how := kind.how_to_sign(bound.credentials, url):
-                say(how)
+            with suppress(BrokenPipeError):  # the first line was enough for its reader
+                if how := kind.how_to_sign(bound.credentials, url):
+                    say(how)
 
     log_to_stderr(config.log_level)
     try:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from types import FrameType
 from typing import Annotated
 
 import typer
 
-from headrace.base.hangup import unless_ignored
+from headrace.base.hangup import end_as_by_interrupt
 from headrace.cli import options
 from headrace.cli.render import print_json, print_rows, say, warn
 from headrace.cli.state import lab_file
@@ -84,8 +82,7 @@ def up(
     origin_settings = origin_options(
         endpoint=endpoint, region=region, profile=profile, anonymous=anonymous, pairs=option or []
     )
-    for number in unless_ignored(signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    end_as_by_interrupt()
     lab = Lab(_state_path(), progress=warn if json else say)
     lab.up(
         LabPlan(
@@ -204,7 +201,3 @@ def _show(lab: Lab, *, as_json: bool) -> None:
     if not as_json:
         rows = [{**row, "pids": len(row["pids"])} for row in rows]
     print_rows(rows, as_json=as_json)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

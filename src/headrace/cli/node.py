@@ -12,8 +12,8 @@ import typer
 
 from headrace.base.logs import log_to_stderr
 from headrace.cli import lowered, options
-from headrace.cli.render import print_json, say
-from headrace.cli.state import RunState
+from headrace.cli.render import print_json, say, warn
+from headrace.cli.state import RunState, write_state
 
 
 def register(app: typer.Typer) -> None:
@@ -49,7 +49,7 @@ def run(
     from headrace.base.places import check_places
     from headrace.cli.process import error_of
     from headrace.cli.start_folders import StartFolders, removed_if_it_fails
-    from headrace.cli.state import remove_state, write_state
+    from headrace.cli.state import remove_state
     from headrace.config.load import check_cache_parents, load
     from headrace.node.node import run_node
 
@@ -77,8 +77,7 @@ def run(
             failed.append(answer)
         elif answer:
             folders.keep()
-            write_state(settings.run_folder, state)
-            print_json(answer) if json else say(f"ready: {answer['socket']}")
+            _announce(settings.run_folder, state, answer, as_json=json)
 
     with removed_if_it_fails(settings, log="") as folders:
         folders.create()
@@ -94,6 +93,20 @@ def run(
     if failed:
         raise error_of(failed[0])
     raise typer.Exit(status)
+
+
+def _announce(run_folder: str, state: RunState, answer: dict[str, Any], *, as_json: bool) -> None:
+    """Write the state file, and say that the node is ready. The node runs on if that fails; stderr says so."""
+    try:
+        write_state(run_folder, state)
+    except OSError as error:
+        warn(f"the state of this command can't be written, so `headrace down` does not find it: {error}")
+    try:
+        print_json(answer) if as_json else say(f"ready: {answer['socket']}")
+    except BrokenPipeError:
+        pass
+    except OSError as error:
+        warn(f"the node is ready, but that can't be printed: {error}")
 
 
 def drain(socket: options.Socket = None, cache: options.CacheOf = None, json: options.Json = False) -> None:

@@ -67,9 +67,10 @@ def write_state(folder: str, state: RunState) -> None:
         with open(path + ".new", "wb", opener=private) as out:
             out.write(content)
         os.rename(path + ".new", path)
-    except OSError:
+    except OSError as error:
         with suppress(OSError):
             os.unlink(path + ".new")
+        error.filename = path  # an error of a write has none
         raise
 
 

@@ -665,7 +665,11 @@ async def _run(config: Config, ready_fd: int | None, *, again: bool) -> int:
         log.error("node did not start error=%s", error)
         return 1
     stop_on_signals(node.stopping)
-    report_ready(ready_fd, config.socket_path)
+    if not report_ready(ready_fd, config.socket_path):
+        log.warning(
+            "the process that started this node has ended, so the node ends"
+        )  # no command knows of it
+        node.stopping.set()
     await node.stopping.wait()
     try:
         await node.stop()

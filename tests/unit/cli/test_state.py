@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 from pathlib import Path
@@ -29,4 +30,17 @@ def test_a_state_that_can_not_be_written_leaves_no_file(tmp_path: Path) -> None:
     state = RunState(kind="up", pid=os.getpid(), socket="s", mountpoint=os.fsdecode(b"/mnt/\xff"))
     with pytest.raises(UnicodeEncodeError):
         write_state(str(tmp_path), state)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_a_write_names_the_state_file(tmp_path: Path) -> None:
+    state = RunState(kind="up", pid=os.getpid(), socket="s")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # as on a full disk
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            write_state(str(tmp_path), state)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.filename == f"{tmp_path}/{os.getpid()}.json"
     assert list(tmp_path.iterdir()) == []
