@@ -49,6 +49,8 @@ def show(
         if job:
             for line in _estimate_lines(rows[0]):
                 say(line)
+    elif job and answer.rows:
+        say(f"job {job} reports no plan; `headrace plan show` prints those that do")
     else:
         say("no job reports a plan, and no reads are predicted; start a job with `headrace run -- COMMAND`")
 

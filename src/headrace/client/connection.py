@@ -79,7 +79,7 @@ class Connection:
         self.pid = os.getpid()
         self.usable = True  # it is open, and no answer is outstanding
         self.used = False  # returned to the pool at least once: its node may have ended since
-        self._path = socket_path
+        self._path, self._role = socket_path, role
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         deadline = deadline or Deadline.after(WELCOME_LIMIT_S)
         try:
@@ -119,7 +119,10 @@ class Connection:
     ) -> Answer:
         """Send a request and return the answer; raise a Failure as the error it carries. When the deadline passes, the
         call is cancelled or `is_alive` returns False, close the connection, because the answer may still arrive.
-        is_alive: called each time when the node was silent for SILENCE_S; after False, raise NodeUnavailableError."""
+        is_alive: called each time when the node was silent for SILENCE_S; after False, raise NodeUnavailableError. A
+        call without all three asks whether the node welcomes others."""
+        if deadline is None and cancel is None and is_alive is None:
+            is_alive = functools.partial(is_welcoming, self._path, role=self._role)
         self.usable = False
         self.send(request)
         answer = self._receive(deadline, cancel, is_alive)

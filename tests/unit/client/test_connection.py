@@ -386,6 +386,16 @@ def test_a_call_to_a_node_that_became_silent_ends(
     assert node.left.acquire(timeout=LIMIT_S), "no descriptor is left"
 
 
+def test_a_call_of_one_connection_to_a_node_that_became_silent_ends(
+    node: ScriptedNode, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.client.connection.WELCOME_LIMIT_S", 0.1)
+    monkeypatch.setattr("headrace.client.connection.SILENCE_S", 0.05)
+    node.welcome, node.answer = None, lambda request: []
+    (error,) = in_thread(lambda: connection.ask(ASK))
+    assert isinstance(error, NodeUnavailableError)
+
+
 def test_a_call_that_takes_long_at_a_live_node_goes_on(
     node: ScriptedNode, pool: Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
