@@ -13,6 +13,7 @@ import contextlib
 import datetime
 import ipaddress
 import os
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ DAYS_MAX = 3650
 COMMON_NAME_MAX = 64
 EARLY = datetime.timedelta(minutes=5)
 """Time before its making from which on a certificate is valid, because clocks differ."""
+HOST_CHARACTERS_MAX = 253
+_HOST = re.compile(r"(?:\*\.)?[A-Za-z0-9_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*")
 AUTHORITY, AUTHORITY_KEY = "authority.pem", "authority.key"
 CERTIFICATE, KEY = "certificate.pem", "key.pem"
 
@@ -113,8 +116,13 @@ class Authority:
         for path in paths:
             if os.path.lexists(path):
                 raise PathExistsError(f"authority {path}", why="it is never replaced")
+        certificate = _pem(_signed(builder, key))
         _write_new(paths[0], _key_bytes(key))
-        _write_new(paths[1], _pem(_signed(builder, key)))
+        try:
+            _write_new(paths[1], certificate)
+        except BaseException:
+            os.unlink(paths[0])  # a key alone would be in the way for ever
+            raise
         return cls(directory, form=form)
 
     def issue(
@@ -128,13 +136,13 @@ class Authority:
     ) -> str:
         """Issue a certificate; return the directory with the certificate, its key and the authority. hosts: names
         and addresses of a server, for clients that compare them. replace: without it, raise PathExistsError when the
-        certificate was issued before."""
+        certificate was issued before. A call that failed issued none."""
         if role not in ROLES:
             raise UsageError(f"role {role!r}", why="it is unknown", hint=f"use one of {', '.join(ROLES)}")
         _check_days(days)
         uri = self._form.uri_of(Identity(self._cluster, role, name))
         directory = os.path.join(self._directory, name)
-        if os.path.lexists(directory) and not replace:
+        if os.path.lexists(os.path.join(directory, CERTIFICATE)) and not replace:
             raise PathExistsError(
                 f"certificate {directory}", why="it was issued before", hint=f"headrace tls renew {name}"
             )
@@ -319,10 +327,9 @@ def _alternative(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
-    try:
-        return x509.DNSName(host)
-    except ValueError as error:
-        raise UsageError(f"host {host!r}", why="it is neither a name nor an address") from error
+    if not _HOST.fullmatch(host) or len(host) > HOST_CHARACTERS_MAX:
+        raise UsageError(f"host {host!r}", why="it is neither a name nor an address")
+    return x509.DNSName(host)
 
 
 def _alternatives(certificate: x509.Certificate) -> x509.SubjectAlternativeName:
@@ -415,6 +422,8 @@ def _write(path: str, data: bytes) -> None:
         _write_new(new_path, data)
         os.replace(new_path, path)
         sync_folder(os.path.dirname(path) or ".")
+    except StoreError:
+        raise
     except OSError as error:
         raise StoreError(path, why=error.strerror or str(error)) from error
     finally:
@@ -423,13 +432,18 @@ def _write(path: str, data: bytes) -> None:
 
 
 def _write_new(path: str, data: bytes) -> None:
+    """Create a file that only its owner may read; leave none if that fails. Raises PathExistsError or StoreError."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except FileExistsError:
         raise PathExistsError(path, why="it is never replaced") from None
     except OSError as error:
         raise StoreError(path, why=error.strerror or str(error)) from error
-    with os.fdopen(fd, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(fd)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+    except OSError as error:
+        os.unlink(path)
+        raise StoreError(path, why=error.strerror or str(error)) from error

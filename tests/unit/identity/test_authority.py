@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.base.errors import PathExistsError, PathNotFoundError, UsageError
+from headrace.base.errors import PathExistsError, PathNotFoundError, StoreError, UsageError
 from headrace.cli.examples import FIELDS
 from headrace.cli.main import build_app
 from headrace.identity.authority import Authority, certificates_below, describe_certificate
@@ -145,3 +147,52 @@ def test_what_is_no_certificate(tmp_path: Path, authority: Authority) -> None:
     with pytest.raises(UsageError, match="another certificate"):
         Authority(os.path.dirname(authority.path))
     assert other.cluster == "lab"
+
+
+@pytest.fixture
+def limit_of_files() -> Iterator[Callable[[int], None]]:
+    """Call with the most bytes that a file of this process may have from now on, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size_bytes: resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("written_bytes", [0, 300], ids=["no key", "a key"])
+def test_an_authority_that_a_full_disk_can_not_hold_is_made_later(
+    written_bytes: int, tmp_path: Path, limit_of_files: Callable[[int], None]
+) -> None:
+    limit_of_files(written_bytes)
+    with pytest.raises(StoreError, match="File too large"):
+        Authority.make(str(tmp_path / "a"), "lab")
+    assert list((tmp_path / "a").iterdir()) == []
+    limit_of_files(1 << 20)
+    assert Authority.make(str(tmp_path / "a"), "lab").cluster == "lab"
+
+
+def test_a_certificate_that_a_full_disk_can_not_hold_is_issued_later(
+    authority: Authority, tmp_path: Path, limit_of_files: Callable[[int], None]
+) -> None:
+    limit_of_files(0)
+    with pytest.raises(StoreError, match="File too large"):
+        authority.issue("n1")
+    assert authority.names() == []
+    limit_of_files(1 << 20)
+    assert authority.issue("n1") == str(tmp_path / "authority/n1")
+    assert authority.names() == ["n1"]
+    with pytest.raises(PathExistsError, match="tls renew n1"):
+        authority.issue("n1")
+
+
+@pytest.mark.parametrize(
+    "host", ["x y", "", "a..b", "https://a.example", "a.example:2379", "a" * 254, "ä.example"]
+)
+def test_a_host_that_no_client_can_compare_is_refused(host: str, authority: Authority) -> None:
+    with pytest.raises(UsageError, match="neither a name nor an address"):
+        authority.issue("etcd", role="service", hosts=[host])
+    assert authority.names() == []
+
+
+def test_names_and_addresses_of_hosts_are_in_the_certificate(authority: Authority) -> None:
+    hosts = ["etcd-1.example", "*.example", "localhost", "my_host", "10.0.0.1", "::1"]
+    folder = authority.issue("etcd", role="service", hosts=hosts)
+    assert sorted(describe_certificate(f"{folder}/certificate.pem").names[1:]) == sorted(hosts)
