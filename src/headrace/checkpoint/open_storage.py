@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.base.errors import UsageError
 from headrace.checkpoint.posix_storage import PosixStorage
 from headrace.checkpoint.storage import CheckpointStorage
 
@@ -17,4 +18,10 @@ def storage_at(where: str | CheckpointStorage) -> CheckpointStorage:
         from headrace.checkpoint.node_storage import NodeStorage  # a directory does not need its imports
 
         return NodeStorage(where)
+    if "://" in where:  # as a path it would be a directory below the working directory
+        raise UsageError(
+            where,
+            why="checkpoints are saved in a directory, or at headrace:///DIRECTORY",
+            hint="mount the object store with `headrace up --write back`, and name a directory of the mount",
+        )
     return PosixStorage(where)

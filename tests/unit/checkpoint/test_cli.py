@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from headrace.base.errors import UsageError
 from headrace.checkpoint import SaveOptions, Saver, load, save, steps
 from headrace.checkpoint.posix_storage import PosixStorage
 from headrace.cli.examples import FIELDS
@@ -154,3 +155,19 @@ def test_every_failure_is_one_line_and_a_status(run: Run, folder: str, tmp_path:
     assert run("show", folder, 3)[0] == 61
     status, out, err = run("prune", folder, "--last", 2)
     assert status == 0 and "no pack was deleted" in err
+
+
+@pytest.mark.parametrize("words", [["list"], ["verify", "--all"], ["prune"]])
+def test_a_url_that_no_checkpoint_can_have_is_refused(words: list[str], run: Run) -> None:
+    status, out, err = run(words[0], "s3://bucket/run7", *words[1:])
+    assert (status, out) == (2, "")
+    assert err.startswith("headrace: s3://bucket/run7: checkpoints are saved in a directory")
+
+
+def test_no_checkpoint_is_saved_below_a_directory_named_like_a_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="mount the object store"):
+        save(STATE, "s3://bucket/run7", step=1)
+    assert list(tmp_path.iterdir()) == []
