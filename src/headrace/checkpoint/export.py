@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import secrets
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,8 +75,10 @@ def export(
     """Write the tensors and arrays of a rank to a safetensors file, which is complete and durable on return.
 
     From a checkpoint of torch.distributed.checkpoint the tensors of all ranks are written. An existing file is
-    replaced. Raises NotSupportedError for a dtype that safetensors does not have, and if two leaves have the same name.
+    replaced; a link, a device or a pipe is refused. Raises NotSupportedError for a dtype that safetensors does not
+    have, and if two leaves have the same name.
     """
+    _refuse_other_than_file(file)
 
     def run(manifest: Manifest, readers: PackReaders) -> Exported:
         tensors = _tensors_of(manifest, matcher(only), rank, storage)
@@ -192,10 +196,30 @@ def _shard_bytes(shard: Shard, readers: PackReaders) -> Bytes:
     return memory
 
 
-def _write(file: str, header: bytes, bodies: Iterator[Bytes]) -> None:
-    new = f"{file}.new"
+def _refuse_other_than_file(path: str) -> None:
+    """Raise CheckpointFailedError if there is something else than a file at the path: the new file would take its
+    place, also that of /dev/null."""
     try:
-        with open(new, "wb", buffering=0) as out:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return  # there is nothing, or the attempt to write says why it can't be
+    if stat.S_ISDIR(mode):
+        raise CheckpointFailedError(path, why="is a directory")
+    if not stat.S_ISREG(mode):
+        raise CheckpointFailedError(
+            path, why="it is a link, a device or a pipe, and no file", hint="name a new file"
+        )
+
+
+def _create(path: str, flags: int) -> int:
+    """Open a new file: another one of its name may be a link that somebody else made, to a file of this user."""
+    return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def _write(file: str, header: bytes, bodies: Iterator[Bytes]) -> None:
+    new = f"{file}.{secrets.token_hex(4)}.new"
+    try:
+        with open(new, "wb", buffering=0, opener=_create) as out:
             _write_all(out.fileno(), memoryview(header))
             for body in bodies:
                 _write_all(out.fileno(), body.data)

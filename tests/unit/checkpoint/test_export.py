@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from headrace.base.errors import CheckpointFailedError
 from headrace.checkpoint import PosixStorage, save
 from headrace.checkpoint.export import export
 
@@ -29,7 +32,8 @@ def test_the_bytes_and_then_the_name_are_synced(
     fsync = os.fsync
 
     def noted(fd: int) -> None:
-        synced.append((os.readlink(f"/proc/self/fd/{fd}"), os.listdir(tmp_path / "out")))
+        names = [_without_token(name) for name in os.listdir(tmp_path / "out")]
+        synced.append((_without_token(os.readlink(f"/proc/self/fd/{fd}")), names))
         fsync(fd)
 
     folder = tmp_path / "out"
@@ -60,3 +64,37 @@ def test_ctrl_c_leaves_the_earlier_file(
         export(storage, str(folder / "model.safetensors"))
     assert os.listdir(folder) == ["model.safetensors"]
     assert (folder / "model.safetensors").read_bytes() == before
+
+
+def _without_token(path: str) -> str:
+    return re.sub(r"\.[0-9a-f]{8}\.new$", ".new", path)
+
+
+def _link(path: Path) -> None:
+    path.with_name("target").write_bytes(b"mine")
+    path.symlink_to("target")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, _link], ids=["pipe", "link"])
+def test_what_is_no_file_is_not_replaced(
+    make: Callable[[Path], None], storage: PosixStorage, tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    make(folder / "model.safetensors")
+    before = {path: path.lstat().st_ino for path in folder.iterdir()}
+    with pytest.raises(CheckpointFailedError, match="it is a link, a device or a pipe, and no file"):
+        export(storage, str(folder / "model.safetensors"))
+    assert {path: path.lstat().st_ino for path in folder.iterdir()} == before
+
+
+def test_an_export_follows_no_link_that_waits_for_it(storage: PosixStorage, tmp_path: Path) -> None:
+    """Root may export into a directory where others can make links."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (tmp_path / "precious").write_bytes(b"precious")
+    (folder / "model.safetensors.new").symlink_to(tmp_path / "precious")
+    export(storage, str(folder / "model.safetensors"))
+    assert (tmp_path / "precious").read_bytes() == b"precious"
+    assert sorted(os.listdir(folder)) == ["model.safetensors", "model.safetensors.new"]
+    assert load_file(folder / "model.safetensors").keys() == STATE.keys()
