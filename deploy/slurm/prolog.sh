@@ -30,7 +30,15 @@ run() {
   fi
 }
 
-if mountpoint -q "$MOUNTPOINT" 2>/dev/null; then
+is_mounted() { # without a call on the mount: it fails where all processes of it were killed, and hangs where they hang
+  local place
+  place=$(realpath -m -- "$(dirname -- "$MOUNTPOINT")")/$(basename -- "$MOUNTPOINT")
+  place=${place/#\/\//\/}
+  place=${place//\\/\\134}
+  place=${place// /\\040} awk '$5 == ENVIRON["place"] { found = 1 } END { exit !found }' /proc/self/mountinfo
+}
+
+if is_mounted; then
   run timeout 30 "$headrace" status "$MOUNTPOINT" --json >/dev/null && exit 0
   run timeout 60 "$headrace" down "$MOUNTPOINT" || true # what a killed one left
 fi

@@ -7,12 +7,15 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.base.mount_table import mounted_at
 from headrace.config.schema import Config, public_folder_of
+from headrace.fuse import device
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
@@ -249,6 +252,43 @@ def test_settings_that_others_can_change_are_not_run(
     assert done.returncode == status
     assert "is not root's alone to change" in done.stderr
     assert not ran.exists()
+
+
+@pytest.fixture(params=["dead", "hanging"])
+def broken_mount(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """The mount of a session that was killed with its FD store, or that answers nothing."""
+    place = tmp_path / "a mount"
+    place.mkdir()
+    fd = device.open_device()
+    device.mount(fd, str(place), allow_other=False)
+    if request.param == "dead":
+        os.close(fd)
+    yield place
+    if mounted_at(str(place)) is not None:
+        device.unmount(str(place), detach=True, abort=True)
+    if request.param == "hanging":
+        os.close(fd)
+
+
+@pytest.mark.root
+@pytest.mark.fuse
+def test_prolog_ends_a_mount_whose_processes_are_dead_or_hang(tmp_path: Path, broken_mount: Path) -> None:
+    program = tmp_path / "headrace"
+    program.write_text(
+        f"""#!/bin/sh
+echo "$*" >> {tmp_path}/calls
+case $1 in status) exit 30 ;; down) umount -l "$2" ;; esac
+"""
+    )
+    program.chmod(0o755)
+    given = {"ORIGIN": "s3://x", "MOUNTPOINT": f"{broken_mount}/", "HEADRACE_PROGRAM": str(program)}
+    done = script("prolog.sh", HEADRACE_SETTINGS=str(tmp_path / "none"), **given)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        f"status {broken_mount}/ --json",
+        f"down {broken_mount}/",
+        f"up s3://x {broken_mount}/ --allow-other --detach",
+    ]
 
 
 def test_prolog_fails_without_settings_or_mount(tmp_path: Path) -> None:
