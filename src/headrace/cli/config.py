@@ -85,6 +85,6 @@ def hide_secrets(value: Any, name: str = "") -> Any:
         return [hide_secrets(item, name) for item in value]
     if isinstance(value, str):
         if is_secret(name):
-            return "***"
+            return "***" if value else ""  # whether it is set is no secret
         return re.sub(r"(://)[^/@\s]+@", r"\1***@", value)
     return value

@@ -98,3 +98,9 @@ def test_progress_fits_80_columns_beside_a_bar() -> None:
     assert text == "1234567/9999999+ files, 123 TiB/999 TiB+, 953 MiB/s"
     assert len("unpin  " + text + "  00:00:00") <= 72
     assert progress_text("sync", state, 0) == "1234567 directories"
+
+
+def test_a_secret_that_is_not_set_shows_as_such() -> None:
+    assert hide_secrets({"rest_token": "", "tls_key": "/k", "options": {"token": ""}}) == {
+        "rest_token": "", "tls_key": "***", "options": {"token": ""}
+    }  # fmt: skip
