@@ -42,9 +42,10 @@ class QueueHttp:
         limit_s: float,
     ) -> bytes:
         """Send a request and return the body of the answer. Raise OriginDeniedError, OriginUnavailableError or
-        OriginError, without any part of the answer but the code of its error."""
-        import aiohttp
-
+        OriginError, without any part of the answer but the code of its error. Raise MissingExtraError without
+        aiohttp."""
+        with needs_extra(self.name, extra=EXTRA):
+            import aiohttp
         session = self._open_session()
         try:
             async with asyncio.timeout(limit_s):
@@ -82,8 +83,8 @@ class QueueHttp:
 
     def _open_session(self) -> ClientSession:
         if self._session is None:
-            with needs_extra(self.name, extra=EXTRA):
-                import aiohttp
+            import aiohttp
+
             limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S)
             self._session = aiohttp.ClientSession(
                 timeout=limits, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from headrace.base.errors import OriginDeniedError, OriginError
+from headrace.base.errors import MissingExtraError, OriginDeniedError, OriginError
 from headrace.events.changes import EventFormatError, ReportedChanges
 from headrace.origin.options import OriginOptions
 from headrace.receivers import azure_queue
@@ -174,3 +175,13 @@ def test_an_answer_of_the_service_begins_with_a_mark_of_its_encoding() -> None:
     body = '\ufeff<?xml version="1.0" encoding="utf-8"?>' + MESSAGE % ("1", "r")
     (message,) = azure_queue.decode_messages(body.encode(), "q")
     assert message.receipt == "1 r"
+
+
+async def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    queue = AzureQueue(QUEUE, KEYS)
+    with pytest.raises(
+        MissingExtraError, match=r"aiohttp is not installed \(pip install 'headrace\[events\]'\)"
+    ):
+        await queue.receive()
+    await queue.close()
