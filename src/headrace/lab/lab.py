@@ -96,26 +96,26 @@ class Lab:
             raise UsageError("a lab is running already", hint="end it: headrace lab down")
         if not network.why_no_namespaces():
             _check_reachable(plan)
-        is_temporary = not plan.folder
-        directory = (
-            tempfile.mkdtemp(prefix="headrace-lab-", dir=_large_folder())
-            if is_temporary
-            else os.path.abspath(plan.folder)
-        )
-        net, why_loopback = network.choose(directory, plan.rate_bits_s)
-        lab_state = state.LabState(
-            folder=directory,
-            network=net.kind,
-            rate_bits_s=plan.rate_bits_s if not why_loopback else 0,
-            cache_bytes=plan.cache_bytes,
-            zones=plan.zones,
-            origin=plan.origin,
-            origin_options=dict(plan.origin_options),
-            settings=dict(plan.settings),
-            made_folder=is_temporary,
-            why_loopback=why_loopback,
-        )
-        state.write(self._path, lab_state)  # before any resource is made, so that `down` can remove it
+        directory = _make_folder(plan.folder)
+        try:
+            net, why_loopback = network.choose(directory, plan.rate_bits_s)
+            lab_state = state.LabState(
+                folder=directory,
+                network=net.kind,
+                rate_bits_s=plan.rate_bits_s if not why_loopback else 0,
+                cache_bytes=plan.cache_bytes,
+                zones=plan.zones,
+                origin=plan.origin,
+                origin_options=dict(plan.origin_options),
+                settings=dict(plan.settings),
+                made_folder=not plan.folder,
+                why_loopback=why_loopback,
+            )
+            state.write(self._path, lab_state)  # before any resource is made, so that `down` can remove it
+        except BaseException:
+            if not plan.folder:
+                os.rmdir(directory)
+            raise
         try:
             self._build(lab_state, net, plan)
         except BaseException:
@@ -123,7 +123,6 @@ class Lab:
             raise
 
     def _build(self, lab_state: state.LabState, net: Network, plan: LabPlan) -> None:
-        os.makedirs(lab_state.folder, exist_ok=True)
         if lab_state.why_loopback:
             self._report_progress(f"using plain loopback, links are not shaped: {lab_state.why_loopback}")
         net.make()
@@ -300,6 +299,14 @@ class Lab:
                 f"node {number}", why="no such node exists", hint=f"existing nodes: {_words(lab_state.nodes)}"
             )
         return lab_state
+
+
+def _make_folder(folder: str) -> str:
+    """Create the directory of a lab, a temporary one for "". Return its path. Raises OSError."""
+    if not folder:
+        return tempfile.mkdtemp(prefix="headrace-lab-", dir=_large_folder())
+    os.makedirs(folder, exist_ok=True)
+    return os.path.abspath(folder)
 
 
 def _check_reachable(plan: LabPlan) -> None:

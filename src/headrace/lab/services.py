@@ -71,7 +71,7 @@ def start_object_store(directory: str, address: str) -> ObjectStore:
 def clear_object_store(directory: str) -> None:
     """Remove what a killed object store leaves outside its directory."""
     with (
-        contextlib.suppress(FileNotFoundError),
+        contextlib.suppress(FileNotFoundError, NotADirectoryError),
         open(os.path.join(directory, PORTS), encoding="ascii") as ports,
     ):
         servers.remove_weed_sockets([int(port) for port in ports])
