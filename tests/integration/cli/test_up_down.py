@@ -128,10 +128,11 @@ def test_detach_returns_when_ready(host: Host) -> None:
     assert len(failed.stderr.splitlines()) == 1
 
 
-def test_detach_broken_off_leaves_nothing(host: Host) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_detach_broken_off_leaves_nothing(host: Host, number: int) -> None:
     up = host.start("up", host.truth, host.mount, "--cache", f"{host.cache}:1GiB", "--detach")
-    wait_until(lambda: len(host.processes()) > 1)
-    up.signal(signal.SIGINT)
+    host.wait_pid("node")
+    up.signal(number)
     assert up.wait() in (0, 130)
     if up.process.returncode == 0:
         host.ok("down")
