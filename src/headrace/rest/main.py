@@ -6,15 +6,17 @@ sends a token, or a certificate as peers have (TLS), or both.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from headrace.base.descriptor_limit import raise_descriptor_limit
 from headrace.base.errors import StoreError, UsageError
 from headrace.base.tokens import Tokens
+from headrace.client.discovery import answers
 from headrace.client.node_client import NodeClient
 from headrace.config.schema import Config, rest_socket_of
 from headrace.http.address import BACKLOG, bound_to, is_loopback, listen, split_address
@@ -66,22 +68,36 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
     vfs = LocalVfs(NodeClient(node_socket, role="rest", patience_s=PATIENCE_S))
     handlers = Handlers(vfs)
     socket_path = rest_socket_of(node_socket)
-    unix_server = HttpServer(RestGateway(handlers, None), _listen_unix(socket_path), name="rest-unix")
     if tcp is None:
+        server = HttpServer(RestGateway(handlers, None), _listen_unix(socket_path), name="rest-unix")
         on_ready(Ready(f"unix:{socket_path}"))
-        run_until_signal(unix_server)
+        run_until_signal(server)
+        os.unlink(socket_path)
     else:
-        unix_thread = threading.Thread(target=unix_server.run, name="rest-unix", daemon=True)
-        unix_thread.start()
-        on_ready(Ready(bound_to(tcp)))
-        loopback = is_loopback(split_address(config.rest_address, SETTING)[0], SETTING)
-        pages = functools.partial(sender_refusal, domains=(), loopback=loopback)
-        gateway = RestGateway(handlers, tokens, events_tokens=events_tokens, pages=pages)
-        run_until_signal(HttpServer(gateway, tcp, name="rest", tls=tls))
-        unix_server.stop()
-        unix_thread.join()
-    os.unlink(socket_path)
+        with _serving_unix(handlers, socket_path):
+            on_ready(Ready(bound_to(tcp)))
+            loopback = is_loopback(split_address(config.rest_address, SETTING)[0], SETTING)
+            pages = functools.partial(sender_refusal, domains=(), loopback=loopback)
+            gateway = RestGateway(handlers, tokens, events_tokens=events_tokens, pages=pages)
+            run_until_signal(HttpServer(gateway, tcp, name="rest", tls=tls))
     vfs.close()
+
+
+@contextlib.contextmanager
+def _serving_unix(handlers: Handlers, path: str) -> Iterator[None]:
+    """Serve on the unix socket, too, in a thread; not if another REST API of the node does."""
+    if answers(path):
+        yield
+        return
+    server = HttpServer(RestGateway(handlers, None), _listen_unix(path), name="rest-unix")
+    thread = threading.Thread(target=server.run, name="rest-unix", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.stop()
+        thread.join()
+        os.unlink(path)
 
 
 def server_tls(config: Config) -> ServerTls | None:
@@ -94,7 +110,14 @@ def server_tls(config: Config) -> ServerTls | None:
 
 
 def _listen_unix(path: str) -> socket.socket:
-    """Listen on a unix socket that only the user can open. Replaces a socket file that a dead process left."""
+    """Listen on a unix socket that only the user can open. Replaces a socket file that a dead process left. Raises
+    UsageError if a live one listens there, StoreError."""
+    if answers(path):
+        raise UsageError(
+            f"socket {path}",
+            why="another REST API of this node listens there",
+            hint="use that one, or give this one an address: --address HOST:PORT",
+        )
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     mask = os.umask(0o177)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import itertools
 import os
+import signal
 import socket
 import time
 from typing import Any
@@ -15,7 +16,7 @@ import xxhash
 
 from headrace.config.schema import rest_socket_of
 from headrace.wire.api import OPERATIONS
-from tests.integration.cli.host import wait_until
+from tests.integration.cli.host import wait_until, with_settings
 from tests.integration.door.rest.conftest import Api
 
 pytestmark = pytest.mark.timeout(60)
@@ -204,6 +205,21 @@ def test_the_unix_socket_is_for_the_user_who_runs_it(api: Api) -> None:
     connection.request("GET", "/v1/status")
     assert connection.getresponse().status == 200
     connection.close()
+
+
+def test_a_second_api_leaves_the_unix_socket_to_the_first(api: Api) -> None:
+    path = rest_socket_of(api.up.ready["socket"])
+    before = os.stat(path).st_ino
+    with with_settings(api.host, rest_address=""):
+        refused = api.host.headrace("rest")
+    assert refused.returncode == 2
+    assert "another REST API of this node listens there" in refused.stderr
+    second = api.host.start("rest", "--address", "127.0.0.1:0")
+    assert second.wait_ready()["url"] != api.url
+    second.signal(signal.SIGTERM)
+    assert second.wait() == 0
+    assert os.stat(path).st_ino == before
+    test_the_unix_socket_is_for_the_user_who_runs_it(api)
 
 
 def test_mounts_come_and_go(api: Api) -> None:
