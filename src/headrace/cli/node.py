@@ -44,7 +44,7 @@ def run(
 ) -> None:
     """Run a node in the foreground, without a FUSE mount.
 
-    It attaches the origins of the configuration, and runs until SIGTERM or ^C.
+    It attaches the origins of the configuration, and runs until SIGTERM, ^C, or the terminal closes.
     """
     from headrace.base.places import check_places
     from headrace.cli.process import error_of

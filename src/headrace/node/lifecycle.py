@@ -8,11 +8,13 @@ import os
 import signal
 
 from headrace.base.errors import HeadraceError
+from headrace.base.hangup import unless_ignored
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:
+    """Set the event at SIGTERM, SIGINT, and SIGHUP unless it is ignored: a terminal that closes sends it."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in unless_ignored(signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
 
 

@@ -649,7 +649,7 @@ def _welcome(config: Config, store: Store) -> Welcome:
 
 
 def run_node(config: Config, *, ready_fd: int | None = None, again: bool = False) -> int:
-    """Run a node until SIGTERM, SIGINT or Shutdown; return 0 then, and 1 when it could not start."""
+    """Run a node until SIGTERM, SIGINT, SIGHUP or Shutdown; return 0 then, and 1 when it could not start."""
     log_to_stderr(config.log_level)
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 100)

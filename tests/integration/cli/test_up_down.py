@@ -159,6 +159,15 @@ def test_node_run_and_fuse(host: Host) -> None:
     host.assert_nothing_left()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_node_run_ends_in_order_by_each_signal(host: Host, number: int) -> None:
+    node = host.start("node", "run", "--cache", f"{host.cache}:1GiB")
+    node.wait_ready()
+    node.signal(number)
+    assert node.wait() == 0
+    host.assert_nothing_left()
+
+
 def test_an_unmount_by_somebody_else_ends_up(host: Host) -> None:
     up = host.up()
     assert os.system(f"umount {host.mount}") == 0
