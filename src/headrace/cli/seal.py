@@ -100,6 +100,7 @@ def make(
     """
     from headrace.cli.job_progress import show_result, watch
     from headrace.seal.catalogue import SealId
+    from headrace.seal.mountpoint import check_mountpoint
     from headrace.wire.messages import JobStart
 
     node, began_s = running_node(socket, cache, path), time.monotonic()
@@ -108,6 +109,9 @@ def make(
     seal_options = {"seal": _name_of(node, as_)} | ({"lazy": "true"} if lazy else {})
     start = JobStart(kind="seal", path=node.path, options=seal_options)
     places = node.places(mountpoint, node.path, in_place=in_place, shared=allow_other)
+    for place in places:
+        if not place.in_place:
+            check_mountpoint(place.mountpoint)  # before hours of fetching
     state = watch(start, node.socket, ("seal", node.path), is_shown=not json)
     if state.failed_files or not json:
         show_result("seal", node.path, state, time.monotonic() - began_s, as_json=json)

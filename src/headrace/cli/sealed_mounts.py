@@ -386,17 +386,27 @@ def running_node(socket: str | None, cache: str | None, path: str | None) -> Sea
 
 
 def known_node(socket: str | None, cache: str | None) -> SealNode:
-    """Return the node that a command names, even if it does not run: its seals are on the disk."""
+    """Return the node that a command names, even if it does not run: its seals are on the disk. Raises
+    NodeUnavailableError for one that runs and does not answer, as it uses its seals."""
+    from headrace.cli.target import find_target
+    from headrace.client.discovery import answers
     from headrace.config.load import load
 
     try:
-        return running_node(socket, cache, None)
+        target = find_target(socket, cache)
     except NodeUnavailableError:
-        folders = [volume.folder for volume in load().config.cache]
-        named = None if cache is None else cache.split(":", 1)[0]
-        if named is not None and os.path.realpath(named) != os.path.realpath(folders[0]):
-            folders = [named]  # the configuration is of another node
-        return SealNode("", "/", folders, [], is_running=False)
+        target = None
+    if target is not None:
+        try:
+            return _node_of(target, is_running=True)
+        except NodeUnavailableError:
+            if answers(target.socket):
+                raise
+    folders = [volume.folder for volume in load().config.cache]
+    named = None if cache is None else cache.split(":", 1)[0]
+    if named is not None and os.path.realpath(named) != os.path.realpath(folders[0]):
+        folders = [named]  # the configuration is of another node
+    return SealNode("", "/", folders, [], is_running=False)
 
 
 def _node_of(target: Target, *, is_running: bool) -> SealNode:

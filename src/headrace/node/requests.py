@@ -312,6 +312,12 @@ class JobRequests:
     async def run(self, request: JobStart) -> AsyncIterator[Answer]:
         """Start a job, and return the iterator over its states. Closing that cancels a job of this node."""
         if request.kind == "drain":
+            if self._cluster is None:
+                raise UsageError(
+                    "drain",
+                    why="this node belongs to no cluster, so no other node can take its files",
+                    hint="`headrace persist` uploads what is not persisted",
+                )
             await self._writes.persist_all()
         if request.kind in ("persist", "persist-soon"):
             return self._writes.persist(request)

@@ -20,20 +20,26 @@ from headrace.seal.mounted import is_from
 MOVABLE = "users other than root may replace a directory of this path"
 
 
-def make_mountpoint(mountpoint: str) -> int:
-    """Create a directory for a seal, and those above it. Return its inode; 0 if it exists already. Another user must
-    not be able to lead them elsewhere. Raises MountError if it is not empty."""
+def check_mountpoint(mountpoint: str) -> None:
+    """Raise MountError if a seal can't be mounted at a path: the directory is not empty, or another user could lead
+    those above it elsewhere."""
     subject, missing = f"cannot mount at {mountpoint}", mountpoint
     while not os.path.lexists(os.path.dirname(missing)):
         missing = os.path.dirname(missing)
     if not only_root_moves(missing):
         raise MountError(subject, why=MOVABLE)
+    if os.path.lexists(mountpoint) and not os.path.ismount(mountpoint) and os.listdir(mountpoint):
+        raise MountError(subject, why="the directory is not empty")
+
+
+def make_mountpoint(mountpoint: str) -> int:
+    """Create a directory for a seal, and those above it. Return its inode; 0 if it exists already. Raises MountError as
+    `check_mountpoint` does."""
+    check_mountpoint(mountpoint)
     os.makedirs(os.path.dirname(mountpoint), exist_ok=True)
     try:
         os.mkdir(mountpoint)
     except FileExistsError:
-        if not os.path.ismount(mountpoint) and os.listdir(mountpoint):
-            raise MountError(subject, why="the directory is not empty") from None
         return 0
     return os.lstat(mountpoint).st_ino
 

@@ -15,7 +15,10 @@ ROW = PlanRow("s", "resnet", 0, 1, "planned", 0, 0, 10, 0.0, 0.0, 0.0, 0, 0.0, 0
     ("rows", "line"),
     [
         ([ROW], "job vgg reports no plan; `headrace plan show` prints those that do\n"),
-        ([], "no job reports a plan, and no reads are predicted; start a job with `headrace run -- COMMAND`\n"),
+        (
+            [],
+            "no job reports a plan, and no reads are predicted; start a job with `headrace run -- COMMAND`\n",
+        ),
     ],
 )
 def test_a_job_without_a_plan_is_named_beside_others(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from headrace.base.errors import MountError
+from headrace.base.errors import MountError, NodeUnavailableError
 from headrace.base.volume_owner import claim_volumes
-from headrace.cli import sealed_mounts
-from headrace.cli.sealed_mounts import BUSY, SealMounts, known_node
+from headrace.cli import job_progress, seal, sealed_mounts
+from headrace.cli.sealed_mounts import BUSY, SealMounts, SealNode, known_node
 from headrace.cli.state import RunState
+from headrace.config.schema import socket_path_of
+from headrace.seal import mountpoint
 from headrace.seal.catalogue import Place, SealId, SealRecord
 
 SEAL = SealId("auto-a", 1)
@@ -160,3 +163,36 @@ def test_a_seal_of_a_node_that_is_down_is_mounted_with_all_its_volumes_or_not(
     record = SealRecord("a", 1, "/", "id", "image", files=1, size_bytes=1, created_s=0.0, layout=2)
     with pytest.raises(MountError, match="cache directories that are not named"):
         node._mount_view(record, Place(str(tmp_path / "place")))
+
+
+def test_seals_of_a_node_that_runs_and_does_not_answer_are_not_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that is stopped: with its seals, `seal remove` would change what it uses."""
+    run_folder, cache = tmp_path / "run", tmp_path / "cache"
+    run_folder.mkdir(mode=0o700)
+    monkeypatch.setenv("HEADRACE_RUN_FOLDER", str(run_folder))
+    monkeypatch.setenv("HEADRACE_CACHE", f"{tmp_path}/other:1GiB")
+    monkeypatch.setattr("headrace.client.connection.WELCOME_LIMIT_S", 0.1)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(socket_path_of(str(run_folder), str(cache)))
+        silent.listen()
+        for named in (None, str(cache)):
+            with pytest.raises(NodeUnavailableError, match="it accepts connections, but answers none"):
+                known_node(None, named)
+    assert known_node(None, str(cache)).folders == [str(cache)]
+
+
+def test_a_directory_that_can_not_be_mounted_at_is_refused_before_files_are_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "full" / "file").mkdir(parents=True)
+    node = SealNode("socket", "/data", [str(tmp_path / "cache")], [], is_running=True)
+    fetched: list[object] = []
+    monkeypatch.setattr(seal, "running_node", lambda *_: node)
+    monkeypatch.setattr(seal, "_check_may_mount", lambda _: None)
+    monkeypatch.setattr(mountpoint, "only_root_moves", lambda _: True)
+    monkeypatch.setattr(job_progress, "watch", lambda *words, **_: fetched.append(words))
+    with pytest.raises(MountError, match="the directory is not empty"):
+        seal.make("/data", mountpoint=str(tmp_path / "full"))
+    assert fetched == []
