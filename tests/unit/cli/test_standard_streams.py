@@ -71,7 +71,6 @@ def test_characters_that_the_encoding_lacks_are_escaped(tmp_path: Path) -> None:
 def test_diagnose_ends_after_its_job_also_if_nobody_reads_the_report(
     output: str, line: str, tmp_path: Path
 ) -> None:
-    job = f"sh -c 'read line < {tmp_path}/gate; exit 7'"
-    os.mkfifo(tmp_path / "gate")
-    script = f"(sleep 1; echo go > {tmp_path}/gate) 2> /dev/null &\nheadrace diagnose --seconds 0.1 -- {job} {output}"
+    """The job outlives the report. A slow machine prints it after the job: the result is the same."""
+    script = f"headrace diagnose --seconds 0.1 -- sh -c 'sleep 1; exit 7' {output}"
     assert run(script, tmp_path) == (7, "", line)
