@@ -183,7 +183,6 @@ class Node:
         # parts that work on whole directories, and on the whole cache
         self.attachments = _build_attachments(self, link)
         self.jobs = _build_jobs(self)
-        self.seals_status = SealsStatus(self.jobs.sealing.status, self.disk)
         self.scrub = self._build_scrub() if config.scrub_bytes_s > 0 else None
         self.tier_mover = _build_tier_mover(self)
         self.cluster = None if link is None else self._build_cluster(link, writing, cache.adopted)
@@ -267,7 +266,7 @@ class Node:
                 self.policies, self.mounts, self.store, self.config, self.trial, statistics
             ).handlers,
             **LocationRequests(self.namespace.tree, self.store, self.policies.current, self.cluster).handlers,
-            StatusAsk: self._report,
+            StatusAsk: partial(self._report, SealsStatus(self.jobs.sealing.status, self.disk)),
             GatewayCounts: self._record_gateway,
             Shutdown: self._shut_down,
         }
@@ -423,8 +422,8 @@ class Node:
             self._stop_for_corrupt_index(error)
             raise
 
-    async def _report(self, _: StatusAsk) -> Report:
-        return Report(status={**self.status(), **await self.seals_status.get()})
+    async def _report(self, seals: SealsStatus, _: StatusAsk) -> Report:
+        return Report(status={**self.status(), **await seals.get()})
 
     async def _record_gateway(self, counts: GatewayCounts) -> Done:
         self.gateways.record(counts)
