@@ -392,7 +392,7 @@ def test_a_call_of_one_connection_to_a_node_that_became_silent_ends(
     monkeypatch.setattr("headrace.client.connection.WELCOME_LIMIT_S", 0.1)
     monkeypatch.setattr("headrace.client.connection.SILENCE_S", 0.05)
     node.welcome, node.answer = None, lambda request: []
-    (error,) = in_thread(lambda: connection.ask(ASK))
+    (error,) = outcome_of(lambda: connection.ask(ASK))
     assert isinstance(error, NodeUnavailableError)
 
 
