@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -178,3 +180,17 @@ async def test_upkeep_does_not_wait_for_a_file_that_is_being_fetched(tmp_path: P
             assert dropped.done() and not replicated.done()
             peers.go_on.set()
             await replicated
+
+
+async def test_replicas_that_are_given_to_a_failover_leave_no_descriptor(tmp_path: Path) -> None:
+    file = Snapshot(b"/f", EntryType.FILE, 7, 1, 1, 4, 0o644, content=b"ours")
+    with ThreadPoolExecutor(1) as threads:
+        keeper = ReplicaHost("n1", str(tmp_path), cast(Any, None), threads, view=lambda: VIEW)
+        counts = []
+        for _ in range(10):
+            await keeper.replicate(Replicate("n0", [file], begin=False, end=False))
+            async with keeper.lock_of("n0"):
+                await keeper.forget("n0")
+            gc.collect()
+            counts.append(len(os.listdir("/proc/self/fd")))
+    assert counts[-1] <= counts[1]  # by then nothing of earlier tests is left

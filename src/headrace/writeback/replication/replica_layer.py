@@ -85,10 +85,11 @@ class ReplicaLayer:
             self.upper.work.at(b"/" + name).remove_tree()
 
     def close(self) -> None:
-        """Refuse later writes, before another object uses the directory: it may assemble the same files, and deletes
-        the stagings of this one (`make`)."""
+        """Close all descriptors, and refuse later writes, before another object uses the directory: it may assemble the
+        same files, and deletes the stagings of this one (`make`)."""
         with self._staging:
             self._is_closed = True
+            self.upper.close()
 
     # ------------------------------------------------------------ large files
 
