@@ -11,12 +11,14 @@ from headrace.base.errors import ClusterUnavailableError, PeerError
 from headrace.base.model import Arrived, Version
 from headrace.cluster.embedded import EmbeddedRecords
 from headrace.config.schema import CacheVolume, Config
+from headrace.entry.peer.channel import REQUEST_BYTES_MAX
 from headrace.node.writing import build_persister
 from headrace.overlay.upper import Upper
 from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo, next_view
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
+from headrace.wire import peer_frame
 from headrace.wire.peer_messages import FailedOverFile, FileRange, Replicate, ReplicateAhead
 from headrace.writeback.replication.failback import Failback
 from headrace.writeback.replication.failover import Failover
@@ -52,6 +54,8 @@ class LoopbackPeers(PeerClient):
         if node.id in self.silent:
             await pass_time(deadline.left_s())
             raise PeerError(f"node {node.id}", why="its answer did not come in time")
+        if len(peer_frame.encode(request)) > REQUEST_BYTES_MAX + peer_frame.HEADER_BYTES:
+            raise PeerError(f"node {node.id}", why="it closed the connection")  # as the peers' server does
         self.sent.append((node.id, request))
         host = self._cluster.hosts[node.id]
         await (host.replicate(request) if isinstance(request, Replicate) else host.replicate_ahead(request))

@@ -253,6 +253,50 @@ async def test_a_moved_directory_leaves_no_new_file_at_its_old_place_on_the_hold
         assert (nodes.replica(b"/d/sub/f"), nodes.replica(b"/e/f")) == (None, b"ours")
 
 
+@pytest.mark.parametrize("size_bytes", [SMALL_BYTES_MAX, 64 << 10])
+async def test_many_files_that_are_no_longer_small_are_sent_in_several_requests(
+    tmp_path: Path, size_bytes: int
+) -> None:
+    """A node accepts requests of 4 MiB. A larger one would end the connection, again and again."""
+    paths = [b"/d/%d" % number for number in range((9 << 20) // size_bytes)]
+    chance = random.Random(size_bytes)
+    contents = {path: chance.randbytes(size_bytes) for path in paths}
+    async with cluster(tmp_path) as nodes:
+        for path in paths[::2]:
+            nodes.writer.write(path, contents[path])
+        await nodes.replicated(*paths[::2])
+        for path in paths[1::2]:
+            nodes.writer.write(path, contents[path])
+        nodes.replicator.note(paths[1::2])
+        await nodes.replicator.secure(paths[-1], 2)
+        assert all(nodes.replica(path) == contents[path] for path in paths)
+
+
+async def test_a_moved_directory_of_many_files_is_sent_in_several_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of its names are gone at the same time. Here a request has a hundredth of the bytes."""
+    monkeypatch.setattr("tests.unit.writeback.replication_fixture.REQUEST_BYTES_MAX", 40 << 10)
+    monkeypatch.setattr(replicator, "REQUEST_BYTES", 30 << 10)
+    monkeypatch.setattr(replicator, "BATCH_NAMES", 10)
+    names = [b"%d-" % number + b"n" * 200 for number in range(300)]
+    async with cluster(tmp_path) as nodes:
+        upper, layer = nodes.writer.upper, nodes.writer.layer
+        observer = ReplicaObserver(upper, layer.modes, nodes.replicator)
+        for name in names:
+            nodes.writer.write(b"/d/" + name, b"")
+        await nodes.replicated(b"/d/" + names[-1])
+        removed = upper.new()
+        make_removed(removed)
+        upper.at(b"/d").rename(upper.at(b"/e"))
+        removed.rename(upper.at(b"/d"))
+        observer.on_changed([b"/d", b"/e"], 1)
+        for path in (b"/d", b"/e/" + names[-1]):
+            await nodes.replicator.secure(path, 2)
+        replica = Upper(nodes.hosts[HOLDER].folder_of(WRITER))
+        assert (len(replica.names(b"/d")), len(replica.names(b"/e"))) == (0, len(names))
+
+
 async def test_only_changed_blocks_of_a_large_file_are_fetched_again(tmp_path: Path) -> None:
     data = bytearray(random.Random(1).randbytes(4 * BLOCK_SIZE_BYTES))
     async with cluster(tmp_path) as nodes:

@@ -46,6 +46,12 @@ BATCH_NAMES = 256
 """Most paths of one pass over the pending changes. A pass begins at once when that many wait."""
 BATCH_BYTES = 4 << 20
 """Bytes of file contents after which a pass sends the snapshots that it has."""
+REQUEST_BYTES = 3 << 20
+"""Bytes of one request. A node accepts 4 MiB (docs/protocol.md), and disconnects the sender of more."""
+SNAPSHOT_BYTES = 1 << 10
+"""Bytes of a snapshot without its path and contents, at most: names of fields, numbers, the token of a version."""
+SUM_BYTES = 9
+"""Bytes of one checksum in a request."""
 SNAPSHOT_ATTEMPTS_MAX = 3
 """Times that a snapshot is repeated because another file took the name meanwhile."""
 RANGES_IN_FLIGHT_MAX = 4
@@ -444,11 +450,16 @@ class ReplicaStream:
         ]
 
     async def _send(self, snapshots: list[Snapshot], *, begin: bool, end: bool) -> None:
-        # present names precede absent ones: the replica finds a renamed file's blocks under its old name
-        """Send snapshots in one request, and note that the replica has them."""
-        snapshots = sorted(
-            snapshots, key=lambda snapshot: snapshot.shape in (EntryType.GONE, EntryType.WHITEOUT)
+        """Send snapshots, and note that the replica has them. Present names precede absent ones: the replica finds the
+        blocks of a renamed file under its old name."""
+        parts = _parts(
+            sorted(snapshots, key=lambda snapshot: snapshot.shape in (EntryType.GONE, EntryType.WHITEOUT))
         )
+        for number, part in enumerate(parts):
+            is_last = number == len(parts) - 1
+            await self._send_part(part, begin=begin and number == 0, end=end and is_last)
+
+    async def _send_part(self, snapshots: list[Snapshot], *, begin: bool, end: bool) -> None:
         request = Replicate(self._replicator.me, snapshots, begin=begin, end=end)
         limit_s = transfer_limit_s(REPLICATE_LIMIT_S, sum(snapshot.size_bytes for snapshot in snapshots))
         await self._replicator.peers.replicate(self.node, request, Deadline.after(limit_s))
@@ -458,6 +469,21 @@ class ReplicaStream:
                 self._sent_ahead[snapshot.inode] = snapshot.size_bytes
                 self._sending.pop(snapshot.inode, None)
         self._replicator.snapshots_sent += len(snapshots)
+
+
+def _parts(snapshots: list[Snapshot]) -> list[list[Snapshot]]:
+    """Divide snapshots into requests that a node accepts, at least one. A snapshot that is larger has its own."""
+    parts: list[list[Snapshot]] = [[]]
+    size_bytes = 0
+    for snapshot in snapshots:
+        encoded_bytes = SNAPSHOT_BYTES + len(snapshot.path) + len(snapshot.content) + len(snapshot.extras)
+        encoded_bytes += SUM_BYTES * len(snapshot.sums)
+        if parts[-1] and size_bytes + encoded_bytes > REQUEST_BYTES:
+            parts.append([])
+            size_bytes = 0
+        parts[-1].append(snapshot)
+        size_bytes += encoded_bytes
+    return parts
 
 
 class Replicator:
