@@ -157,11 +157,13 @@ async def test_a_cancelled_query_is_none_for_those_who_wait_behind_it(
         assert row is not None and row.version == await nodes.writer.origin_version(PATH)
 
 
+@pytest.mark.parametrize(("limit", "value"), [("REPORT_FILES_MAX", 2), ("REPORT_BYTES_MAX", 600)])
 async def test_all_files_are_reported_however_many_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
-    monkeypatch.setattr(failover, "REPORT_FILES_MAX", 2)
-    paths = [b"/d/%d" % number for number in range(5)]
+    """A report of long paths is larger than an answer may be, also with fewer files."""
+    monkeypatch.setattr(failover, limit, value)
+    paths = [b"/d/%d-" % number + b"n" * 200 for number in range(5)]
     nodes = ReplicationFixture(tmp_path)
     try:
         for path in paths:
@@ -170,6 +172,7 @@ async def test_all_files_are_reported_however_many_they_are(
         await nodes.leave()
         await until(lambda: nodes.persisted == [WRITER])
         nodes.view = view_of(WRITER, HOLDER)
+        assert len((await nodes.failover.report(WRITER, done=False)).files) == 2
         await nodes.failback.ask()
         for path in paths:
             row = nodes.writer.journal.get(path)

@@ -48,6 +48,10 @@ REPLICA_LINGER_S = 3.0
 """Seconds for which replicas stay after the writer's record was deleted, as other nodes may not have seen that yet."""
 REPORT_FILES_MAX = 50_000
 """Most files of one report to a writer."""
+REPORT_BYTES_MAX = 8 << 20
+"""Bytes of one report after which it ends. A node accepts answers of 16 MiB."""
+REPORT_ROW_BYTES = 100
+"""Bytes of a file in a report without its path and the token of its version, at most."""
 
 
 class _Run:
@@ -229,7 +233,7 @@ class Failover:
                 if done:
                     recorded = [row for row in self._reported.pop(writer, []) if table.get(row.path) == row]
                     table.drop(*(row.path for row in recorded))
-                rows = [row for row in table.rows() if row.is_there][:REPORT_FILES_MAX]
+                rows = _report_rows(table)
             if not done:
                 self._reported[writer] = rows
             elif not rows:
@@ -243,6 +247,19 @@ class Failover:
                 for row in reported
             ]
         )
+
+
+def _report_rows(table: SyncJournal) -> list[JournalRecord]:
+    """Return the rows of the next report."""
+    rows: list[JournalRecord] = []
+    size_bytes = 0
+    for row in table.rows():
+        if len(rows) == REPORT_FILES_MAX or size_bytes >= REPORT_BYTES_MAX:
+            break
+        if row.is_there:
+            rows.append(row)
+            size_bytes += REPORT_ROW_BYTES + len(row.path) + len(row.version.token)
+    return rows
 
 
 async def _cancel_later(task: asyncio.Task[None]) -> None:
