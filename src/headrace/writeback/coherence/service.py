@@ -9,9 +9,20 @@ from headrace.base.model import Version
 from headrace.overlay.pending_version import PendingVersion
 from headrace.wire.peer_messages import ListPending, PendingNamesPage
 from headrace.writeback.coherence.pending_names import OwnVersions
-from headrace.writeback.coherence.publisher import DirtyNamesPublisher
+from headrace.writeback.coherence.publisher import NAMES_PER_PAGE_MAX, DirtyNamesPublisher
 from headrace.writeback.replication.dirty_files import DirtyFiles
 from headrace.writeback.replication.replica_host import ReplicaHost
+
+AFTER = "after:"
+"""Prefix of the state of a page of a replica's names. The last name in hex follows."""
+
+
+def _after(state: str) -> bytes:
+    """Return the name after which the next page begins; b"" for the first page, also for any other state."""
+    try:
+        return bytes.fromhex(state.removeprefix(AFTER)) if state.startswith(AFTER) else b""
+    except ValueError:
+        return b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +40,21 @@ class CoherenceService:
     async def answer(self, request: ListPending) -> PendingNamesPage:
         """Return a page of the dirty names of a directory, of this node or of a writer whose replicas are here."""
         if request.writer != self.me:
-            return PendingNamesPage(self.files.replica_entries(request.writer, request.path), "", whole=True)
+            return self._replica_page(request)
         if self.publisher is None:
             return PendingNamesPage([], "", whole=True)
         return self.publisher.answer(request)
+
+    def _replica_page(self, request: ListPending) -> PendingNamesPage:
+        """Return the first page of a replica's names, or the next one. The state of a page is its last name."""
+        after = _after(request.since)
+        entries = self.files.replica_entries(
+            request.writer, request.path, after=after, most=NAMES_PER_PAGE_MAX + 1
+        )
+        page = entries[:NAMES_PER_PAGE_MAX]
+        more = len(entries) > len(page)
+        state = f"{AFTER}{page[-1].name.hex()}" if more else ""
+        return PendingNamesPage(page, state, whole=not after, more=more)
 
     async def resolve_version(self, path: bytes, token: str) -> Version | None:
         """Return the origin's version of a pending version; None if that version never reached the origin. Raises

@@ -119,12 +119,16 @@ class DirtyFiles:
         finally:
             piece.close()
 
-    def replica_entries(self, writer: str, directory: bytes) -> list[PendingEntry]:
-        """Return the names of a writer's directory as this node's replicas have them. All count as dirty, because this
-        node does not know what the writer has persisted since."""
+    def replica_entries(
+        self, writer: str, directory: bytes, *, after: bytes = b"", most: int | None = None
+    ) -> list[PendingEntry]:
+        """Return the names of a writer's directory as this node's replicas have them, in order. All count as dirty,
+        because this node does not know what the writer has persisted since. after, most: return the next ones of a
+        large directory."""
         safe_path = self._copy_at(writer, directory)
         try:
-            return [_replica_entry_now(safe_path / name, name) for name in safe_path.names()]
+            names = sorted(name for name in safe_path.names() if name > after)[:most]
+            return [_replica_entry_now(safe_path / name, name) for name in names]
         except (FileNotFoundError, NotADirectoryError):
             return []
 
