@@ -421,8 +421,11 @@ def _thread_id_address() -> int:
 def preload(server: str) -> None:
     """Import what commands, nodes, FD stores and sessions import, and what programs with torch do. The modules that
     `-m` runs are imported again then, as by a process that begins."""
+    from headrace.base.decoding import describe
     from headrace.cli.main import COMMANDS, FILE_JOBS, build_app
+    from headrace.config.schema import Config
 
+    describe(Config)  # each node does, and most commands: some 6 ms
     for name in dict.fromkeys("file_jobs" if name in FILE_JOBS else name for name in COMMANDS):
         importlib.import_module(f"headrace.cli.{name}")
     build_app("status")

@@ -6,7 +6,7 @@ import os
 import re
 from typing import NamedTuple
 
-_ESCAPED = re.compile(rb"\\([0-7]{3})")
+_ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 class MountTableRow(NamedTuple):
@@ -43,14 +43,15 @@ def mount_id(descriptor: int) -> int:
 
 
 def _row(line: bytes) -> MountTableRow:
-    left, _, right = line.rstrip(b"\n").partition(b" - ")
-    id, parent, device, root, mountpoint = map(_plain, left.split(b" ")[:5])
-    kind, source, options = map(_plain, right.split(b" ")[:3])
+    left, _, right = os.fsdecode(line).rstrip("\n").partition(" - ")
+    id, parent, device, *words = left.split(" ")[:5]
+    words += right.split(" ")[:3]
+    root, mountpoint, kind, source, options = map(_plain, words) if "\\" in left + right else words
     return MountTableRow(
         mountpoint, device, root, kind, source, tuple(options.split(",")), int(id), int(parent)
     )
 
 
-def _plain(word: bytes) -> str:
+def _plain(word: str) -> str:
     """Undo the kernel's escapes of spaces and similar characters."""
-    return os.fsdecode(_ESCAPED.sub(lambda octal: bytes([int(octal[1], 8)]), word))
+    return _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), word)

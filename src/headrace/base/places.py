@@ -4,7 +4,7 @@ the table of mounts, and touches no mountpoint, so that it can't hang with the f
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from headrace.base.errors import UsageError
 from headrace.base.mount_table import MountTableRow, mount_table
@@ -15,11 +15,12 @@ _FILE = "file://"
 
 def is_within(inner: str, outer: str) -> bool:
     """Return whether inner is outer or below it, by its path or on the same file system. They need not exist."""
-    inner, outer = _real(inner), _real(outer)
+    mounts = _mount_table()
+    inner, outer = _real(inner, mounts), _real(outer, mounts)
     if is_at_or_below(inner, outer):
         return True
-    inner_device, inner_path = _on_device(inner)
-    outer_device, outer_path = _on_device(outer)
+    inner_device, inner_path = _on_device(inner, mounts)
+    outer_device, outer_path = _on_device(outer, mounts)
     return bool(inner_device) and inner_device == outer_device and is_at_or_below(inner_path, outer_path)
 
 
@@ -44,11 +45,11 @@ def _refuse_within(subject: str, inner: str, outer_kind: str, outer: str) -> Non
         )
 
 
-def _real(path: str) -> str:
+def _real(path: str, mounts: Sequence[MountTableRow]) -> str:
     """Return the real path. A mountpoint stays as it is: a look at its directory may wait for what is mounted there."""
     path = os.path.abspath(path)
     path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-    return path if any(row.mountpoint == path for row in _mount_table()) else os.path.realpath(path)
+    return path if any(row.mountpoint == path for row in mounts) else os.path.realpath(path)
 
 
 def _mount_table() -> list[MountTableRow]:
@@ -59,10 +60,10 @@ def _mount_table() -> list[MountTableRow]:
         return []
 
 
-def _on_device(path: str) -> tuple[str, str]:
+def _on_device(path: str, mounts: Sequence[MountTableRow]) -> tuple[str, str]:
     """Return the device and the path on it; "" for the device if mounts can't be read."""
     best, device, root = "", "", ""
-    for row in _mount_table():
+    for row in mounts:
         # the last of several mounts at one path is on top
         if is_at_or_below(path, row.mountpoint) and len(row.mountpoint) >= len(best):
             best, device, root = row.mountpoint, row.device, row.root
