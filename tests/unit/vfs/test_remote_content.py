@@ -6,6 +6,7 @@ import tracemalloc
 
 import pytest
 
+from headrace.testing.waiting import wait_for
 from headrace.vfs.remote import content
 from headrace.vfs.remote.content import filled
 
@@ -19,14 +20,17 @@ def test_what_is_filled_is_not_copied() -> None:
         for offset in range(0, SIZE, len(pattern)):
             target[offset : offset + len(pattern)] = pattern
 
-    tracemalloc.start()
-    try:
-        data = filled(SIZE, fill)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert data == pattern * (SIZE // len(pattern))
-    assert peak < 1.5 * SIZE
+    def peak_bytes() -> int:
+        tracemalloc.start()
+        try:
+            data = filled(SIZE, fill)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert data == pattern * (SIZE // len(pattern))
+        return peak
+
+    wait_for(lambda: peak_bytes() < 1.5 * SIZE)  # threads that other tests left allocate too, at times
     assert filled(0, lambda *_: None) == b""
 
 
