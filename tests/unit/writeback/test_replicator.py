@@ -291,10 +291,36 @@ async def test_a_moved_directory_of_many_files_is_sent_in_several_requests(
         upper.at(b"/d").rename(upper.at(b"/e"))
         removed.rename(upper.at(b"/d"))
         observer.on_changed([b"/d", b"/e"], 1)
-        for path in (b"/d", b"/e/" + names[-1]):
-            await nodes.replicator.secure(path, 2)
         replica = Upper(nodes.hosts[HOLDER].folder_of(WRITER))
-        assert (len(replica.names(b"/d")), len(replica.names(b"/e"))) == (0, len(names))
+        await nodes.replicator.secure(b"/d", 2)
+        await until(lambda: len(replica.names(b"/e")) == len(names))
+        assert len(replica.names(b"/d")) == 0
+
+
+async def test_a_file_whose_checksums_fit_into_no_request_keeps_no_other_from_its_replica(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its request would end the connection, again and again. What the holder has of it is older than the origin's."""
+    monkeypatch.setattr(replicator, "FILE_BYTES_MAX", 2 * BLOCK_SIZE_BYTES)
+    async with cluster(tmp_path) as nodes:
+        nodes.writer.write(PATH, bytes(2 * BLOCK_SIZE_BYTES))
+        await nodes.replicated(PATH)
+        assert nodes.replica(PATH) is not None
+        nodes.peers.fetched.clear()
+        nodes.writer.write(PATH, bytes(2 * BLOCK_SIZE_BYTES + 1))
+        nodes.writer.write(b"/d/other", b"ours")
+        nodes.replicator.note([PATH, b"/d/other"])
+        with pytest.raises(StoreError, match="too large for a replica"):
+            await nodes.replicator.secure(PATH, 2)
+        await nodes.replicator.secure(b"/d/other", 2)
+        assert (nodes.replica(PATH), nodes.replica(b"/d/other")) == (None, b"ours")
+        assert nodes.peers.fetched == []
+        await nodes.replicator.stop()
+        nodes.replicator.on_view()
+        await until(lambda: nodes.replicator._streams)
+        await nodes.replicator.secure(b"/d/other", 2)
+        (stream,) = nodes.replicator._streams.values()
+        await stream.has_caught_up.wait()
 
 
 async def test_only_changed_blocks_of_a_large_file_are_fetched_again(tmp_path: Path) -> None:

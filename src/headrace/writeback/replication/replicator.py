@@ -52,6 +52,8 @@ SNAPSHOT_BYTES = 1 << 10
 """Bytes of a snapshot without its path and contents, at most: names of fields, numbers, the token of a version."""
 SUM_BYTES = 9
 """Bytes of one checksum in a request."""
+FILE_BYTES_MAX = REQUEST_BYTES // SUM_BYTES * BLOCK_SIZE_BYTES
+"""Bytes of a file (341 GiB) whose checksums fit into one request. A larger one has no replica."""
 SNAPSHOT_ATTEMPTS_MAX = 3
 """Times that a snapshot is repeated because another file took the name meanwhile."""
 RANGES_IN_FLIGHT_MAX = 4
@@ -246,7 +248,7 @@ class ReplicaStream:
             contextlib.suppress(OSError),
             self._replicator.offers.offer(self._replicator.locate(path)) as status,
         ):
-            if status.st_size <= SMALL_BYTES_MAX:
+            if not SMALL_BYTES_MAX < status.st_size <= FILE_BYTES_MAX:
                 return
             async with self._sending.setdefault(status.st_ino, asyncio.Lock()):
                 await all_of([self._send_ahead(status), *([self._replicator.take(path)] if last else [])])
@@ -399,12 +401,16 @@ class ReplicaStream:
             snapshots: list[Snapshot] = []
             size_bytes = 0
             for path in paths:
-                try:
-                    snapshot = await self._snapshot_and_offer(path, offered)
-                except StoreError as error:
-                    failed[path] = error
-                    self._note_unread(path, error)
-                    continue
+                if self._replicator.size_bytes(path) > FILE_BYTES_MAX:  # its callers persist it
+                    failed[path] = StoreError(os.fsdecode(path), why="it is too large for a replica")
+                    snapshot = Snapshot(path, EntryType.GONE)
+                else:
+                    try:
+                        snapshot = await self._snapshot_and_offer(path, offered)
+                    except StoreError as error:
+                        failed[path] = error
+                        self._note_unread(path, error)
+                        continue
                 self._unread.discard(path)
                 if self._sent.get(path, self._unsent_state) == snapshot.state:
                     continue
@@ -529,11 +535,15 @@ class Replicator:
 
     def is_large(self, path: bytes) -> bool:
         """Return whether a path has a file whose bytes do not fit into a snapshot."""
+        return self.size_bytes(path) > SMALL_BYTES_MAX
+
+    def size_bytes(self, path: bytes) -> int:
+        """Return the size of the file at a path; 0 if there is none, or it can't be read now."""
         try:
             status = self.locate(path).lstat()
         except OSError:
-            return False
-        return stat.S_ISREG(status.st_mode) and status.st_size > SMALL_BYTES_MAX
+            return 0
+        return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
     def note(self, paths: Iterable[bytes]) -> None:
         """Note paths that changed or were persisted."""
