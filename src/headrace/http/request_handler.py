@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from headrace.base.errors import HeadraceError
+from headrace.base.errors import HeadraceError, VersionChangedError
 from headrace.base.fair_queue import FairPool
 from headrace.base.refusals import Refusals
 from headrace.http import deadlines
@@ -198,7 +198,8 @@ class RequestHandler:
             HeadraceError
         ) as error:  # the head was sent, so only the end of the connection can report the error
             path = b"" if connection.request is None else connection.request.path
-            log.warning("a response was interrupted path=%s error=%s", path, error)
+            level = logging.INFO if isinstance(error, VersionChangedError) else logging.WARNING
+            log.log(level, "a response was interrupted path=%s error=%s", path, error)
             response.release()
             self._table.linger(connection, deadlines.LINGER_S)
             return

@@ -11,7 +11,7 @@ import zlib
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, IncompleteReadError, ResponseStreamingError
 
 from tests.integration.cli.host import wait_until
 from tests.integration.door.s3.conftest import READ, S3, WRITE, code_of
@@ -48,6 +48,23 @@ def test_objects_of_an_origin_are_read_whole_twice(s3: S3, client: Any) -> None:
             assert (head["ETag"], head["LastModified"]) == (answer["ETag"], answer["LastModified"])
             assert head["ContentLength"] == (s3.truth / name).stat().st_size
             assert int(head["LastModified"].timestamp()) == int((s3.truth / name).stat().st_mtime)
+
+
+def test_an_object_that_a_program_writes_meanwhile_is_cut_short(s3: S3, client: Any) -> None:
+    """The client must not take the bytes of two versions for one object."""
+    old, new = (
+        data_of(32 << 20, 1),
+        data_of(32 << 20, 2),
+    )  # more than the kernel keeps of a connection's bytes
+    client.put_object(Bucket=WRITE, Key="written/meanwhile", Body=old)
+    body = client.get_object(Bucket=WRITE, Key="written/meanwhile")["Body"]
+    begin = body.read(1 << 20)
+    with open(s3.host.cache / "upper/tree" / WRITE / "written/meanwhile", "r+b") as file:  # as a mount does
+        file.write(new)
+    assert begin == old[: 1 << 20]
+    with pytest.raises((ResponseStreamingError, IncompleteReadError)):
+        body.read()
+    assert body_of(client.get_object(Bucket=WRITE, Key="written/meanwhile")) == new
 
 
 @pytest.mark.parametrize("name", ["large.tar", "more.bin", "small.bin"])
