@@ -6,6 +6,8 @@ import threading
 import weakref
 from typing import Any
 
+from msgspec import structs
+
 from headrace.base import failpoint
 from headrace.base.errors import CorruptIndexError, StoreError
 from headrace.base.model import Entry, FileId
@@ -50,6 +52,15 @@ class FileRegistry:
 
     def record(self, entry: Entry, volume: Volume, **details: Any) -> CachedFile:
         return CachedFile.of(entry, volume=volume.number, sequence=self.next_sequence(), **details)
+
+    def put_new(self, record: CachedFile) -> CachedFile:
+        """Write the record of a new file, and return it: superseded if no name means the file any more. A change of its
+        name while it was fetched found no record to mark, and a pin of such a file could never be taken back."""
+        with self.index.batch():
+            if self.index.entry(record.id) is None:
+                record = structs.replace(record, superseded=True)
+            self.index.put_cached(record)
+        return record
 
     def next_sequence(self) -> int:
         self.index.state.heed_clock()

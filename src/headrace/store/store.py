@@ -151,7 +151,7 @@ class Store:
             try:
                 failpoint.hit("create.files")
                 record = self._files.record(entry, volume, complete=False, borrowed=borrowed)
-                self.index.put_cached(record)
+                record = self._files.put_new(record)
             except BaseException:  # the disk of the index is full, or fails
                 writer.close()
                 with suppress(StoreError):
@@ -159,6 +159,8 @@ class Store:
                 self._files.accounts.groups.forget(entry.id)
                 raise
             self._files.accounts.begin(record)
+            if record.superseded:
+                self.index.supersede(record.id)
             return self._files.watch(writer)
 
         with self._lock:
@@ -266,8 +268,7 @@ class Store:
                     for (entry, _), volume, checksum in zip(files, volumes, sums, strict=True)
                 ]
                 with self.index.batch():
-                    for cached in done:
-                        self.index.put_cached(cached)
+                    done = [self._files.put_new(cached) for cached in done]
                 for cached in done:
                     self._files.accounts.release(cached.id)
                     self._files.add(cached)

@@ -258,7 +258,9 @@ def test_a_replaced_data_set_goes_in_steps(open_store: OpenStore) -> None:
     """All at once would hold the lock, and the node's loop, for a minute and more."""
     store = open_store(64 * MIB)
     names = [b"%d" % n for n in range(4000)]
-    store.complete_small_many([(named(store, name, 100), b"x" * 100) for name in names])
+    with store.index.batch():
+        entries = [named(store, name, 100) for name in names]
+    store.complete_small_many([(entry, b"x" * 100) for entry in entries])
     kept = fill(store, b"kept", MIB)
     replace_all(store, names)
     store.volumes[0].capacity_bytes = 4 * MIB
@@ -317,6 +319,33 @@ def test_a_change_of_a_name_that_failed_evicts_nothing(open_store: OpenStore) ->
     assert [*store.index.superseded] == [kept]
     fill(store, b"h", 12 * MIB)
     assert store.index.cached(kept) is None
+
+
+@pytest.mark.parametrize("size_bytes", [100, 3 * MIB])
+@pytest.mark.parametrize("change", ["replaced", "removed"])
+def test_a_file_whose_name_changed_while_it_was_fetched_goes_first(
+    open_store: OpenStore, change: str, size_bytes: int
+) -> None:
+    """A pin of it would keep it for ever: it has no name by which it could be taken back."""
+    store = open_store(20 * MIB)
+    fill(store, b"good", 10 * MIB)
+    entry = named(store, b"f", size_bytes)
+    if change == "replaced":
+        named(store, b"f", size_bytes, token="new")
+    else:
+        store.index.names.remove(ROOT_ID, b"f")
+    if size_bytes <= MIB:
+        store.complete_small(entry, bytes(size_bytes))
+    else:
+        writer = store.create(entry)
+        writer.write(0, bytes(size_bytes))
+        store.complete(writer)
+    store.pin(entry.id, True)
+    assert cached(store, entry.id).superseded
+    store.volumes[0].capacity_bytes = 10 * MIB + 500_000 + store.index.size_bytes
+    assert store.space.evict_if_needed()[0] == entry.id
+    assert store.index.cached(entry.id) is None
+    assert store.statistics()["files_pinned"] == 0
 
 
 def test_another_thread_takes_the_space_of_files_being_filled_but_not_of_its_own(
