@@ -97,6 +97,36 @@ def test_the_files_are_cached_before_they_are_read(host: Host, kind: str) -> Non
     wait_until(lambda: host.json("plan", "show", "job") == [])  # files that it opened may still be predicted
 
 
+def test_halves_of_a_data_set_are_planned_though_their_loaders_are_new(host: Host) -> None:
+    """Both are Subsets of one length. What workers told of each is known in its second epoch, with another loader."""
+    host.up()
+    go = host.base / "go"
+    program = Path(__file__).with_name("halves.py")
+    trainer = host.start(
+        "run", "--name", "job", "--", sys.executable, program, host.mount / "images", go, json_=False
+    )
+
+    seen: set[str] = set()
+
+    def planned() -> set[str]:
+        """Return the loaders whose files are all in the cache up to the end of their epoch."""
+        return {
+            row["stream"]
+            for row in host.json("plan", "show", "job")
+            if row["state"] == "planned" and row["position"] + row["ahead_samples"] == FILES // 2
+        }
+
+    for number in range(2):
+        wait_until(
+            lambda: bool(planned() - seen),
+            limit_s=60,
+            hint=lambda: str(host.json("plan", "show", "job")) + trainer.said,
+        )
+        seen.update(planned())
+        Path(f"{go}.{number}").touch()
+    assert trainer.wait(60) == 0
+
+
 def test_a_cold_data_set_arrives_in_the_order_of_the_plan(host: Host) -> None:
     host.up()
     planned = train(host, "shuffle", 2, "known", plan=True)
