@@ -174,7 +174,7 @@ class Watcher:
             raise NotPlannable(f"{type(loading._dataset).__name__} has no order that a sampler knows")
         if not _can_be_followed(sampler):
             raise NotPlannable(_not_followed(sampler))
-        stream = self._streams.get(id(sampler)) or self._new_stream(loading, rank, world)
+        stream = self._stream_of(loading) or self._new_stream(loading, rank, world)
         order = learn(
             sampler,
             loading._sampler_iter,
@@ -202,6 +202,16 @@ class Watcher:
         stream = self._streams.pop(sampler_id, None)
         if stream is not None:
             stream.end()
+
+    def _stream_of(self, loading: Any) -> ReportedStream | None:
+        """Return the stream of a loader. It ends if the program has changed the data set: the files of its samples may
+        be others now."""
+        sampler_id = id(loading._index_sampler)
+        stream = self._streams.get(sampler_id)
+        if stream is not None and stream.key != data_set_key(loading._dataset, self._pid):
+            self._forget(sampler_id)
+            return None
+        return stream
 
     def _new_stream(self, loading: Any, rank: int, world: int) -> ReportedStream:
         data_set, sampler = loading._dataset, loading._index_sampler

@@ -34,13 +34,15 @@ OPENED_MAX = 1 << 16
 
 
 class _LoadedSample:
-    """Notes the files that are opened for one sample. index: None if they are not noted."""
+    """Notes the files that are opened for one sample. index: None if they are not noted. own: by the thread that loads
+    it. others: by threads that load no sample."""
 
-    __slots__ = ("index", "opened")
+    __slots__ = ("index", "others", "own")
 
-    def __init__(self, index: int | None, opened: list[tuple[int, str]]) -> None:
+    def __init__(self, index: int | None) -> None:
         self.index = index
-        self.opened = opened
+        self.own: list[str] = []
+        self.others: list[str] = []
 
 
 class OpenedSampleFiles:
@@ -67,10 +69,11 @@ class OpenedSampleFiles:
         return MarkedDataSet(data_set, self)
 
     def load(self, data_set: Any, index: Any, opened: list[tuple[int, str]]) -> Any:
-        """Load a sample, and append the files that are opened meanwhile: (index, path)."""
+        """Load a sample, and append the files that are opened meanwhile: (index, path). If this thread opens none in a
+        mount, they are those of other threads, as a sample may be loaded in threads."""
         thread = get_ident()
         outer = self.loaded.get(thread)
-        self.loaded[thread] = _LoadedSample(index if isinstance(index, int) and index >= 0 else None, opened)
+        sample = self.loaded[thread] = _LoadedSample(index if isinstance(index, int) and index >= 0 else None)
         try:
             return data_set[index]
         finally:
@@ -78,6 +81,13 @@ class OpenedSampleFiles:
                 del self.loaded[thread]
             else:
                 self.loaded[thread] = outer
+            if sample.others and not any(map(self._is_in_mount, sample.own)):
+                sample.own += sample.others
+            if len(opened) + len(sample.own) <= OPENED_MAX:
+                opened.extend((index, path) for path in sample.own)
+
+    def _is_in_mount(self, path: str) -> bool:
+        return self._mounts.namespace_path(path) is not None
 
     def in_mounts(self, opened: list[tuple[int, str]]) -> list[tuple[int, str]]:
         """Return the noted files that are in a mount, with their paths in the namespace."""
@@ -102,18 +112,21 @@ class OpenedSampleFiles:
         return True
 
     def note_open(self, path: object, flags: object) -> None:
-        """Note a file that was opened to be read, for the sample that this thread loads. If only one is being loaded,
-        other threads may open its files."""
+        """Note a file that was opened to be read, for the sample that this thread loads. Another thread may open it for
+        the only sample that is being loaded."""
         sample = self.loaded.get(get_ident())
+        opened = [] if sample is None else sample.own
         if sample is None:
             samples = list(self.loaded.values())
-            sample = samples[0] if len(samples) == 1 else None
-        if sample is None or sample.index is None or len(sample.opened) >= OPENED_MAX:
+            if len(samples) != 1:
+                return
+            sample, opened = samples[0], samples[0].others
+        if sample.index is None or len(opened) >= OPENED_MAX:
             return
         if isinstance(path, bytes):
             path = os.fsdecode(path)
         if isinstance(path, str) and isinstance(flags, int) and flags & os.O_ACCMODE == os.O_RDONLY:
-            sample.opened.append((sample.index, path))
+            opened.append(path)
 
 
 def _is_subset_of_single_samples(data_set: Any) -> bool:

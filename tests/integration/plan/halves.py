@@ -1,6 +1,7 @@
-"""Train on one half of a directory of files and validate on the other one, with new loaders for each epoch.
+"""Read first one half of a directory of files, and then the other one, with a new loader for each epoch.
 
-Arguments: the directory, and a file to wait for after the first batch of the second epoch of each half.
+Arguments: the directory, and the path of two files, without their numbers. Each half is read until its file exists.
+After the first batch of an epoch the program waits for the file, in each epoch twice as long.
 """
 
 from __future__ import annotations
@@ -29,13 +30,16 @@ class Files(Dataset[Any]):
 def main() -> None:
     folder, go = sys.argv[1:]
     halves = random_split(Files(folder), [0.5, 0.5], generator=torch.Generator().manual_seed(1))
-    for epoch in range(2):
-        for number, half in enumerate(halves):
+    for number, half in enumerate(halves):
+        wait_s = 1.0
+        while not os.path.exists(f"{go}.{number}"):
             batches = iter(DataLoader(half, 8, shuffle=True, num_workers=1))
             next(batches)
-            while epoch == 1 and not os.path.exists(f"{go}.{number}"):
+            end_s = time.monotonic() + wait_s
+            while not os.path.exists(f"{go}.{number}") and time.monotonic() < end_s:
                 time.sleep(0.02)
             list(batches)
+            wait_s *= 2
 
 
 if __name__ == "__main__":

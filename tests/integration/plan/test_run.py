@@ -98,7 +98,7 @@ def test_the_files_are_cached_before_they_are_read(host: Host, kind: str) -> Non
 
 
 def test_halves_of_a_data_set_are_planned_though_their_loaders_are_new(host: Host) -> None:
-    """Both are Subsets of one length. What workers told of each is known in its second epoch, with another loader."""
+    """Both are Subsets of one length. What workers told of each is known in later epochs, with other loaders."""
     host.up()
     go = host.base / "go"
     program = Path(__file__).with_name("halves.py")
@@ -119,7 +119,7 @@ def test_halves_of_a_data_set_are_planned_though_their_loaders_are_new(host: Hos
     for number in range(2):
         wait_until(
             lambda: bool(planned() - seen),
-            limit_s=60,
+            limit_s=80,
             hint=lambda: str(host.json("plan", "show", "job")) + trainer.said,
         )
         seen.update(planned())
