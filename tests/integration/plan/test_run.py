@@ -106,7 +106,7 @@ def test_halves_of_a_data_set_are_planned_though_their_loaders_are_new(host: Hos
         "run", "--name", "job", "--", sys.executable, program, host.mount / "images", go, json_=False
     )
 
-    seen: set[str] = set()
+    earlier_streams: set[str] = set()
 
     def planned() -> set[str]:
         """Return the loaders whose files are all in the cache up to the end of their epoch."""
@@ -118,11 +118,11 @@ def test_halves_of_a_data_set_are_planned_though_their_loaders_are_new(host: Hos
 
     for number in range(2):
         wait_until(
-            lambda: bool(planned() - seen),
+            lambda: bool(planned() - earlier_streams),
             limit_s=80,
             hint=lambda: str(host.json("plan", "show", "job")) + trainer.said,
         )
-        seen.update(planned())
+        earlier_streams.update(planned())
         Path(f"{go}.{number}").touch()
     assert trainer.wait(60) == 0
 
