@@ -10,6 +10,7 @@ import io
 import math
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from headrace.base.decoding import decode_json
 from headrace.base.errors import HeadraceError, UsageError
+from headrace.base.uninterrupted import uninterrupted
 from headrace.bench import formats
 from headrace.bench.storage import READ_ERRORS, BenchStorage, Where, open_place
 from headrace.bench.workloads import Workload
@@ -170,13 +172,21 @@ def _make_all(target: Where, wanted: DataSet, numbers: list[int], processes: int
         yield from (make_files(target, wanted, some) for some in tasks)
         return
     context = multiprocessing.get_context("spawn")  # s3fs and obstore have threads
-    with ProcessPoolExecutor(min(processes, len(tasks)), mp_context=context) as pool:
+    with ProcessPoolExecutor(min(processes, len(tasks)), context, _end_silently) as pool:
         try:
-            for task in as_completed([pool.submit(make_files, target, wanted, some) for some in tasks]):
+            with uninterrupted():  # processes that begin inherit it: ^C would print a trace of each
+                futures = [pool.submit(make_files, target, wanted, some) for some in tasks]
+            for task in as_completed(futures):
                 yield task.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _end_silently() -> None:
+    """Have ^C end this process at once. The process that started it reports the end."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
 
 
 def make_files(target: Where, wanted: DataSet, numbers: list[int]) -> int:
