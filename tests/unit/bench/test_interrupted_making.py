@@ -50,13 +50,13 @@ def test_an_interrupt_ends_all_processes_without_a_trace(tmp_path: Path) -> None
         text=True,
     ) as maker:
 
-        def is_made() -> bool:
+        def has_begun() -> bool:
             traced.extend(pid for pid in workers_of(maker.pid) if prints_a_trace(pid))
-            made = (path for path in (tmp_path / "train").rglob("*") if path.is_file())
-            return any(made) or maker.poll() is not None
+            files = (path for path in (tmp_path / "train").rglob("*") if path.is_file())
+            return any(files) or maker.poll() is not None
 
         try:
-            wait_until(is_made, LIMIT_S)
+            wait_until(has_begun, LIMIT_S)
             os.killpg(maker.pid, signal.SIGINT)
             _, errors = maker.communicate(timeout=LIMIT_S)
         finally:
