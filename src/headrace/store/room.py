@@ -81,10 +81,18 @@ def emptiest_volume(volumes: Sequence[Volume], size_bytes: int, *, high: float) 
         v
         for v in volumes
         if not v.is_failing
-        if v.used_bytes + need <= high * v.capacity_bytes and v.short_on_disk(need) <= 0
+        if v.used_bytes + need <= high * v.capacity_bytes and _has_space(v, need)
     ]
     tier = (v for v in roomy if v.tier == roomy[0].tier)
     return max(tier, key=lambda v: v.capacity_bytes - v.used_bytes, default=None)
+
+
+def _has_space(volume: Volume, need: int) -> bool:
+    """Return whether the disk of a volume has so many bytes; False for one that fails."""
+    try:
+        return volume.short_on_disk(need) <= 0
+    except StoreError:
+        return False
 
 
 def choose_volume(

@@ -189,8 +189,13 @@ class Volume:
 
     def short_on_disk(self, size_bytes: int, *, share: float = 1.0) -> int:
         """Return the bytes that must be freed before that many fit the file system, which others may fill too. A spare
-        stays free: evictions write to the index, and writes in progress do not show yet. share: of that spare."""
-        disk = os.statvfs(self._folder_fd)
+        stays free: evictions write to the index, and writes in progress do not show yet. share: of that spare. Raises
+        StoreError."""
+        try:
+            disk = os.statvfs(self._folder_fd)
+        except OSError as error:
+            self.note_failure(error)
+            raise _unusable(self.folder, error) from error
         spare = min(DISK_SPARE_BYTES, disk.f_blocks * disk.f_frsize // 8)
         return size_bytes + int(share * spare) - disk.f_bavail * disk.f_frsize
 

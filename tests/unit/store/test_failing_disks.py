@@ -202,6 +202,28 @@ def test_the_other_disks_take_the_files_of_one_that_fails(open_disks: OpenDisks,
     assert [cached(store, file.id) for file in kept] == kept
 
 
+@pytest.mark.parametrize("used_bytes", [0, 15 * MIB])
+def test_a_disk_that_does_not_tell_its_space_keeps_no_other_from_its_files(
+    open_disks: OpenDisks, monkeypatch: pytest.MonkeyPatch, used_bytes: int
+) -> None:
+    store = open_disks(2, 16 * MIB)
+    for disk in store.disks:
+        disk.used_bytes += used_bytes
+    broken, plain = store.disks[0]._folder_fd, os.statvfs
+
+    def fail(file: int | str) -> os.statvfs_result:
+        if file == broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return plain(file)
+
+    monkeypatch.setattr(os, "statvfs", fail)
+    files = [store.complete_small(named(store, b"%d" % n, 100), b"x" * 100) for n in range(3)]
+    assert {file.volume for file in files} == {1}
+    assert cached(store, fill(store, b"large", 2 * MIB // 4)).volume == 1
+    store.space.evict_if_needed()
+    assert store.disks[0].is_failing
+
+
 def test_eviction_goes_on_beside_a_disk_that_fails(open_disks: OpenDisks) -> None:
     store = open_disks(2, 16 * MIB)
     ids = [fill(store, b"%d" % number, 2 * MIB) for number in range(14)]
