@@ -1,8 +1,8 @@
 """Plans: simulated hits, origin bytes and peak rate, and cold epochs of a real job with and without a plan.
 
 Prints two Markdown tables (goals, numbers) and writes `bench/results/plan-<date>.json` and `.md`. In all
-cases but `epochs` and `waits` only `headrace.plan`, the hook and the policies of the store run. What each case does is
-said in `planbench/cases.py`, and in the module of its name.
+cases but `epochs`, `waits` and `nodes` only `headrace.plan`, the hook and the policies of the store run. What each case
+does is said in `planbench/cases.py`, and in the module of its name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from nodebench import program
 from nodebench.machine import Workplace
 from nodebench.results import Results
-from planbench import cases, epochs, extents, goals, predicted, waits
+from planbench import cases, epochs, extents, goals, nodes, predicted, waits
 
 CASES: dict[str, Callable[[cases.Bench], None]] = {
     "single": cases.single,
@@ -29,6 +29,7 @@ CASES: dict[str, Callable[[cases.Bench], None]] = {
     "extents": extents.extents,
     "epochs": epochs.epochs,
     "waits": waits.waits,
+    "nodes": nodes.nodes,
 }
 
 

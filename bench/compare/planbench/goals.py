@@ -1,4 +1,4 @@
-"""The goals of plans that a simulation can show."""
+"""The goals of plans."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from .cases import ALL_MISSES, HITS, JOINT, OF_THE_JOB, PEAK, SUBSTITUTED
 from .epochs import COLD, FIRST, PARTS_OF_FILES, WORKLOADS
 from .extents import MEMORY
 from .extents import OF_THE_JOB as OF_THE_JOB_WITH_EXTENTS
+from .nodes import ALL_EPOCHS, EPOCHS, NETWORK, OWN, WRONG
 from .waits import BESIDE, RATIO
 
 
@@ -75,4 +76,23 @@ def goals(results: Results) -> list[Goal]:
             if name not in PARTS_OF_FILES
         ),
         Goal("the same: memory", 8.0, False, results.median("a plan: memory", "plan"), "B a sample"),
+        *of_nodes(results),
+    ]
+
+
+def of_nodes(results: Results) -> list[Goal]:
+    """Return the goals of a job on several nodes."""
+    wrong = max(map(max, results.values.get(WRONG, {}).values()), default=None)
+    return [
+        *(
+            Goal(f"{OWN}: {epoch}", 0.95, True, results.median(f"{OWN}: {epoch}", "plan"))
+            for epoch in (f"epoch {number}" for number in range(1, EPOCHS + 1))
+        ),
+        Goal(
+            f"{NETWORK}: {ALL_EPOCHS}, of those without a plan",
+            1.02,
+            False,
+            results.ratio(f"{NETWORK}: {ALL_EPOCHS}", "plan", "no plan"),
+        ),
+        Goal(WRONG, 0, False, wrong),
     ]

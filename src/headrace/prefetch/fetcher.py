@@ -243,7 +243,7 @@ class PlannedFetcher:
         for number in upcoming or (NO_FILE,):
             part = None if number == NO_FILE or self._is_cached(number) else self._part_of(number)
             if part is not None:
-                return self._begin(reader, number, part)
+                return reader.may_fetch and self._begin(reader, number, part)
             reader.cursor += 1
         return True
 

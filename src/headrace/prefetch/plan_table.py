@@ -16,6 +16,7 @@ from headrace.base.model import FileId
 from headrace.namespace.namespace import Namespace
 from headrace.plan.extent_map import ExtentOrder, spaced_range
 from headrace.plan.orders import PlannedStream
+from headrace.plan.pacing import SAFETY_S, URGENT_STEPS
 from headrace.plan.planned_files import PlannedFiles
 from headrace.plan.step_time import StepTime
 from headrace.prefetch.early_reports import EarlyReports
@@ -48,6 +49,8 @@ EPOCHS_AHEAD = 2
 DRAWN_BATCHES = 16
 """Batches that a loader may have taken from its sampler before its workers read them: workers times prefetch_factor.
 They are fetched, too, as the workers read one file at a time each."""
+LATE_SHARE = 0.05
+"""Share of an epoch's samples whose files came late, above which a reader may soon wait again."""
 PAUSE_S = 5.0
 """Seconds for which nothing is fetched for a reader after a file went that it had not read yet. So a cache that is too
 small for all its users wastes little."""
@@ -177,10 +180,7 @@ class PlannedReader:
             return None
         if request.epoch != self.epoch:
             self.hits = self.misses = self.position = 0
-        end = min(
-            (other for other in self._starts.values() if other > start), default=max(start, self.stream.end)
-        )
-        taken = min(start + request.position * self._width, end)
+        taken = min(start + request.position * self._width, self._end_after(start))
         self._count(start, taken)
         self.epoch, self.position = request.epoch, request.position
         self._step.note(now_s, request.position)
@@ -192,6 +192,25 @@ class PlannedReader:
     @property
     def _drawn_ahead(self) -> int:
         return DRAWN_BATCHES * self.request.batch_size * self._width
+
+    @property
+    def may_fetch(self) -> bool:
+        """Return whether the file at the cursor may be fetched now. Of an epoch that has not begun, only what its first
+        seconds need is fetched: no process says that the present one is its last. A reader whose files come late has no
+        such limit, as the time between two epochs is of use to it."""
+        if self.stream is None or self.cursor < self._end_after(self._starts.get(self.epoch, 0)):
+            return True
+        samples = max(self.epoch_samples, self.hits + self.misses)  # an order that is read is not kept
+        is_late = self.misses > LATE_SHARE * samples
+        first_s = max(SAFETY_S, URGENT_STEPS * self.stream.step_s)
+        return is_late or self.stream.seconds_until(self.cursor) <= first_s
+
+    def _end_after(self, start: int) -> int:
+        """Return the position after the epoch that begins at a position."""
+        assert self.stream is not None
+        return min(
+            (later for later in self._starts.values() if later > start), default=max(start, self.stream.end)
+        )
 
     def next_extent(self, is_evicted: Callable[[int], bool], count_max: int) -> int | None:
         """Return the first position from the present one on, and before the cursor, whose number is evicted. It looks

@@ -1,4 +1,5 @@
-"""The simulation of plans at a small size: origin bytes as Belady's, less with substitution, the lowest peak."""
+"""The benchmark of plans at a small size: origin bytes as Belady's, less with substitution, the lowest peak; a job on
+real nodes."""
 
 from __future__ import annotations
 
@@ -47,3 +48,32 @@ def test_a_fetcher_keeps_to_the_peak_of_the_taut_string(
 ) -> None:
     verdicts = simulate(tmp_path, monkeypatch, "peak")
     assert list(verdicts.values()) == ["met"]
+
+
+@pytest.mark.fuse
+@pytest.mark.server("etcd")
+@pytest.mark.server("seaweedfs")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("contender", ["plan", "no plan"])
+def test_a_job_on_real_nodes(contender: str, monkeypatch: pytest.MonkeyPatch, needs_fuse: None) -> None:
+    """How early files come depends on the machine here, so only what must hold on each is tested: right bytes, a plan
+    that was followed, and without one a cold epoch in which no reader's own disk helps."""
+    monkeypatch.syspath_prepend(str(COMPARE))
+    nodes: Any = importlib.import_module("planbench.nodes")
+    cases: Any = importlib.import_module("planbench.cases")
+    results: Any = importlib.import_module("nodebench.results").Results()
+    place: Any = importlib.import_module("nodebench.machine").Workplace.create(
+        None
+    )  # a short path, for sockets
+    sizes = {"NODES": 2, "FILES": 64, "EPOCHS": 2, "STEP_S": 0.2, "CONTENDERS": (contender,)}
+    for name, value in sizes.items():
+        monkeypatch.setattr(nodes, name, value)
+    with place.undo:
+        nodes.nodes(cases.Bench(place, results, 1.0, 1))
+    assert results.not_run == []
+    assert max(results.values[nodes.WRONG][contender]) == 0
+    assert (results.median(nodes.PLANNED, contender) > 0) == (contender == "plan")
+    own = results.median(f"{nodes.OWN}: epoch 1", contender)
+    assert own == 0 if contender == "no plan" else own <= 1
+    origin = results.median(f"{nodes.ORIGIN}: {nodes.ALL_EPOCHS}", contender)
+    assert results.median(f"{nodes.NETWORK}: {nodes.ALL_EPOCHS}", contender) > origin >= 1

@@ -221,6 +221,7 @@ async def test_what_was_fetched_long_ago_is_forgotten(tmp_path: Path) -> None:
         await job.begin(range(100))
         await node.settle(20)
         await job.order(range(100, 200), epoch=1)
+        job.progress(0, epoch=1)
         await node.settle(1)
         assert node.cached() == set(range(200))
         assert len(node.fetcher._fetched) == 100

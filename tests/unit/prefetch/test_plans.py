@@ -55,6 +55,39 @@ async def test_what_is_planned_is_in_the_cache_before_it_is_read(node: PlannedNo
         assert (job.reader.hits, job.reader.misses, job.reader.state) == (FILES, 0, "planned")
 
 
+async def test_little_of_an_epoch_is_fetched_before_it_begins(tmp_path: Path) -> None:
+    """It may never begin. Its first 10 seconds are there when it does; its steps take a second here."""
+    node = PlannedNode(tmp_path, 2 * FILES)
+    async with node.running():
+        job = Job(node)
+        await job.begin(range(FILES))
+        job.progress(4)
+        assert job.reader.misses == 4  # the first batch comes late in each cold epoch
+        await job.order(range(FILES, 2 * FILES), epoch=1)
+        for step in range(1, FILES // 4 + 1):
+            job.progress(4 * step)
+            await node.settle(1)
+            if step == FILES // 8:
+                assert node.cached() == set(range(FILES))
+        assert node.cached() == set(range(FILES + 44))
+        job.progress(4, epoch=1)
+        await node.settle()
+        assert node.cached() == set(range(2 * FILES))
+
+
+async def test_a_reader_whose_files_come_late_has_the_next_epoch_before_it_begins(tmp_path: Path) -> None:
+    """Its origin is too slow for it, so that the time between two epochs is of use."""
+    node = PlannedNode(tmp_path, 2 * FILES)
+    async with node.running():
+        job = Job(node)
+        await job.begin(range(FILES))
+        job.progress(FILES // 10)
+        assert job.reader.misses == FILES // 10
+        await job.order(range(FILES, 2 * FILES), epoch=1)
+        await node.settle()
+        assert node.cached() == set(range(2 * FILES))
+
+
 class SlowedOrigin(NoAccounts):
     """Its budget lets background work wait."""
 
