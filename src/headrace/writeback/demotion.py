@@ -76,6 +76,8 @@ class Demoter:
         self._on_demoted = on_demoted
         self._on_adopted = on_adopted
         self._tasks = OwnedTasks()
+        self._reads = OwnedTasks(Exception)  # a failure is that of the read
+        self._is_stopped = False
         self.count = 0
         """Number of files that left the layer since the start."""
 
@@ -86,7 +88,11 @@ class Demoter:
             self._tasks.start(self.demote_clean(clean, surplus_bytes))
 
     async def stop(self) -> None:
+        """Demote no more files. On return no demotion uses the layer: reads for other nodes go on until the node has
+        left the cluster."""
+        self._is_stopped = True
         await self._tasks.close()
+        await self._reads.wait()
 
     async def demote_clean(
         self, clean: list[tuple[JournalRecord, os.stat_result]], bytes_wanted: int
@@ -97,12 +103,14 @@ class Demoter:
         rows = {row.path: row for row, _ in clean}
         for path in choose(clean, bytes_wanted):
             try:
-                self._record_demoted(path, await self._demote_one(rows[path]))
+                await self._demote_one(rows[path])
             except (HeadraceError, OSError) as error:
                 log.warning("a clean file was not demoted path=%s error=%s", os.fsdecode(path), error)
 
     async def demote(self, path: bytes, entry: Entry) -> bool:
         """Move a clean file into the cache. Return whether the cache has that version now."""
+        if self._is_stopped:
+            return False
         row, store = self._journal.get(path), self._store
         if store is None or row is None or row.begun or row.version != entry.version:
             return False
@@ -111,7 +119,7 @@ class Demoter:
         if row.size_bytes > DEMOTE_NOW_BYTES_MAX:
             return False
         try:
-            self._record_demoted(path, await self._demote_one(row))
+            await self._reads.start(self._demote_one(row))
         except OSError as error:
             log.warning("a clean file was not demoted path=%s error=%s", os.fsdecode(path), error)
             return False
@@ -142,7 +150,10 @@ class Demoter:
             self.count += 1
             self._on_demoted([path])
 
-    async def _demote_one(self, row: JournalRecord) -> int:
+    async def _demote_one(self, row: JournalRecord) -> None:
+        self._record_demoted(row.path, await self._move(row))
+
+    async def _move(self, row: JournalRecord) -> int:
         """Move a file to the cache, or delete it if the cache has it already. Return the bytes that this freed."""
         entry = self._tree.entry_at(row.path)
         if entry is None or entry.version != row.version:

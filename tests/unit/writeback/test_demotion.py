@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId
+from headrace.base.tasks import OwnedTasks
 from headrace.overlay.dirty_throttle import DirtyThrottle
 from headrace.overlay.hiding import is_removal_pending
 from headrace.overlay.upper import HIDDEN, Upper
@@ -274,3 +277,40 @@ async def test_a_cached_file_leaves_a_full_disk_at_the_cost_of_the_reserve(
     monkeypatch.setattr(demotion, "remove_clean_file", fail_twice)
     await demoter_of(layer).demote_clean([row_of(layer)], 1 << 20)
     assert layer.names(b"/d") == [] and left == [0]
+
+
+async def test_after_the_stop_nothing_is_demoted(layer: LayerFixture) -> None:
+    """Its journal is closed then, and other nodes read until this one has left the cluster."""
+    entry = await persisted(layer, b"ours")
+    demoter = demoter_of(layer)
+    await demoter.stop()
+    assert not await demoter.demote(PATH, entry)
+    assert layer.content(PATH) == b"ours" and demoter.count == 0
+
+
+async def test_the_stop_waits_for_a_file_that_a_read_demotes(
+    layer: LayerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = await persisted(layer, b"ours")
+    demoter = demoter_of(layer)
+    begun, go_on = threading.Event(), threading.Event()
+    checksums_of = demotion.checksums_of
+
+    def slow_checksums(*given: Any) -> list[int] | None:
+        begun.set()
+        assert go_on.wait(60)
+        return checksums_of(*given)
+
+    monkeypatch.setattr(demotion, "checksums_of", slow_checksums)
+    async with OwnedTasks() as tasks:
+        read = tasks.start(demoter.demote(PATH, entry))
+        assert await asyncio.to_thread(begun.wait, 60)
+        stop = tasks.start(demoter.stop())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not stop.done()
+        go_on.set()
+        await stop
+        assert demoter.count == 1
+        assert await read
+    assert_cached(layer, entry, b"ours")
