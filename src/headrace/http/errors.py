@@ -25,3 +25,7 @@ class BadRequestError(Exception):
 
 class HungUpError(Exception):
     """The client disconnected, or was inactive for too long: no answer can be sent."""
+
+
+class ClientLeftError(HungUpError):
+    """The client disconnected before the end of the TLS handshake, as the health checks of load balancers do."""

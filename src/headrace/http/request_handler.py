@@ -18,7 +18,7 @@ from headrace.http import deadlines
 from headrace.http.application import Application
 from headrace.http.connection import ConnectionPhase, HttpServerConnection
 from headrace.http.connection_table import ConnectionTable
-from headrace.http.errors import BadRequestError, HungUpError
+from headrace.http.errors import BadRequestError, ClientLeftError, HungUpError
 from headrace.http.messages import Request, Response
 from headrace.http.tls import TlsConnection
 
@@ -146,6 +146,8 @@ class RequestHandler:
             if left_s <= 0:
                 raise HungUpError("the TLS handshake did not finish in time")
             is_done = connection.shake_hands()
+        except ClientLeftError:  # it was not refused
+            raise
         except HungUpError as error:
             self._refusals.add(str(error), address=connection.client)
             raise

@@ -19,7 +19,7 @@ from headrace.base.refusals import reason_of
 from headrace.base.reloaded import Reloaded
 from headrace.base.secret_file import load_key
 from headrace.http.connection import RECEIVE_BYTES, HttpServerConnection
-from headrace.http.errors import HungUpError
+from headrace.http.errors import ClientLeftError, HungUpError
 from headrace.http.messages import Response
 from headrace.identity.names import StrangerError
 
@@ -91,7 +91,7 @@ class TlsConnection(HttpServerConnection):
 
     def shake_hands(self) -> bool:
         """Run one step of the handshake without waiting. Return False when `events` must occur before the next step.
-        Raise HungUpError, also for a client that must not be served."""
+        Raise HungUpError, also for a client that must not be served, and ClientLeftError."""
         try:
             if not isinstance(self.sock, ssl.SSLSocket):
                 self.sock = self._tls.wrap(self.sock)
@@ -102,8 +102,11 @@ class TlsConnection(HttpServerConnection):
         except ssl.SSLWantWriteError:
             self.events = select.EPOLLOUT
             return False
+        except ConnectionError as error:
+            raise ClientLeftError(str(error)) from error
         except OSError as error:
-            raise HungUpError((isinstance(error, ssl.SSLError) and reason_of(error)) or str(error)) from error
+            reason = reason_of(error) if isinstance(error, ssl.SSLError) else str(error)
+            raise HungUpError(reason) if reason else ClientLeftError(str(error)) from error
         self._served_until_s = self._tls.admit(self.sock)
         self.certificate = _name_of(self.sock.getpeercert())
         return True

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from headrace.http.tls import TlsConnection, server_tls
+from headrace.http.errors import ClientLeftError, HungUpError
+from headrace.http.tls import ServerTls, TlsConnection, server_tls
 from tests.integration.door.certificates import make_certificate
 
 LIMIT_S = 60.0
@@ -55,3 +56,36 @@ def test_a_connection_ends_with_the_certificate_of_its_client(
         client.sendall(b"too late")
         assert receive(connection) == b""
         connection.close()
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> ServerTls:
+    make_certificate(tmp_path, "server")
+    tls = server_tls(str(tmp_path / "certificate.pem"), str(tmp_path / "key.pem"), "x")
+    assert tls is not None
+    return tls
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01"])
+def test_a_client_that_leaves_during_the_handshake_is_not_refused(tls: ServerTls, sent: bytes) -> None:
+    """A load balancer connects and leaves every few seconds: that is nothing that an operator should look at."""
+    ours, theirs = socket.socketpair()
+    connection = tls.connection(ours, "127.0.0.1")
+    theirs.sendall(sent)
+    theirs.close()
+    with pytest.raises(ClientLeftError):
+        while not connection.shake_hands():
+            wait_readable(connection)
+    connection.close()
+
+
+def test_a_client_that_speaks_no_tls_is_refused_with_a_reason(tls: ServerTls) -> None:
+    ours, theirs = socket.socketpair()
+    connection = tls.connection(ours, "127.0.0.1")
+    theirs.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    with pytest.raises(HungUpError, match="no TLS connection: http request") as raised:
+        while not connection.shake_hands():
+            wait_readable(connection)
+    assert not isinstance(raised.value, ClientLeftError)
+    connection.close()
+    theirs.close()
