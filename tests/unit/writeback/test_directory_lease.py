@@ -257,6 +257,19 @@ async def test_a_lease_waits_for_a_member_whose_names_are_not_known(tmp_path: Pa
     await two.rights["n0"].stop()
 
 
+async def test_a_right_that_ended_with_the_lease_may_be_taken(tmp_path: Path) -> None:
+    """That is no error: after an outage a node may see the other one's record before it sees that its lease was
+    lost."""
+    two = Two(tmp_path)
+    two.rights["n0"].start()
+    await two.rights["n0"].acquire(b"/d")
+    two.records["n0"].lease_until_s = 0.0
+    await two.records["n1"].put("rights//d", b"n1")
+    await until(lambda: b"/d" not in two.rights["n0"]._held)
+    assert not two.has("n0") and await two.records["n0"].get("rights//d") == b"n1"
+    await two.rights["n0"].stop()
+
+
 async def test_without_the_records_nobody_has_the_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

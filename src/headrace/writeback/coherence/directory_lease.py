@@ -161,6 +161,11 @@ class DirectoryLeases(WriteObserver):
         is_lost = self._records.leases_lost != self._leases_lost
         return not is_lost and boot_clock.now_s() < self._records.lease_until_s - EXPIRY_MARGIN_S
 
+    def _has_expired(self) -> bool:
+        """Return whether the node's own lease was lost, and its directory leases with it."""
+        is_lost = self._records.leases_lost != self._leases_lost
+        return is_lost or boot_clock.now_s() >= self._records.lease_until_s
+
     async def release(self, directory: bytes) -> None:
         """Release the lease of a directory. On return other nodes can acquire it, and can query all names that were
         created here."""
@@ -240,7 +245,10 @@ class DirectoryLeases(WriteObserver):
             async with lock:
                 if not await self._is_taken(directory):
                     continue
-                log.error("another node took a directory lease of this node path=%s", os.fsdecode(directory))
+                if not self._has_expired():  # otherwise the loss of the node's own lease is logged
+                    log.error(
+                        "another node took a directory lease of this node path=%s", os.fsdecode(directory)
+                    )
                 del self._held[directory]
                 self._clear_mark(directory)
                 self._records.disown(_key(directory))
