@@ -219,7 +219,7 @@ def _no_unexpected_warning(request: pytest.FixtureRequest) -> Iterator[None]:
     `expected_warnings` names."""
     collector, log = WarningCollector(), logging.getLogger("headrace")
     log.addHandler(collector)
-    service_logs.take()  # of hosts that several tests share
+    service_logs.drop()
     yield
     log.removeHandler(collector)
     lines = collector.lines if _is_in(request.path, NO_WARNINGS) else []

@@ -109,6 +109,7 @@ class Host:
     def start(self, *words: object, json_: bool = True) -> Up:
         """A command in the background, as a process group of its own."""
         self._count += 1
+        service_logs.follow(self, self.logs)
         errors = self.base / f"stderr-{self._count}"
         command = [self.python, "-m", "headrace", *map(str, words), *(["--json"] if json_ else [])]
         with errors.open("wb") as sink:
@@ -279,11 +280,15 @@ class Host:
 
     def close(self) -> None:
         """Whatever happened: no process, no mount, no seal."""
-        # before the end of all, in which a process may see another die
-        service_logs.collect([*self.run_folder.glob("*.log"), *self.base.glob("stderr-*")])
+        service_logs.collect(self.logs())  # before the end of all, in which a process may see another die
         self._unmount_all()
         self.kill_all()
         self._unmount_all()
+        service_logs.end(self)
+
+    def logs(self) -> list[Path]:
+        """Return the logs of the host's processes so far."""
+        return [*self.run_folder.glob("*.log"), *self.base.glob("stderr-*")]
 
     def _unmount_all(self) -> None:
         for path in reversed(seals_below(str(self.base))):

@@ -1,0 +1,63 @@
+"""The warnings of services that fail a test: each line counts once, and for the test during which it was logged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import service_logs
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Path]:
+    service_logs.drop()
+    path = tmp_path / "host/run/node.log"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    yield path
+    service_logs.end(tmp_path)
+    service_logs.drop()
+
+
+def write(log: Path, text: str) -> None:
+    with log.open("a") as file:
+        file.write(text)
+
+
+def test_warnings_errors_and_traces_are_collected_once(log: Path) -> None:
+    write(
+        log,
+        "2026 INFO a.b all is well\n2026 WARNING a.b full\n2026 ERROR a.b worse\nTraceback (most recent call\n",
+    )
+    service_logs.collect([log])
+    service_logs.collect([log])
+    lines = service_logs.take()
+    assert lines == [
+        "host/run/node.log: 2026 WARNING a.b full",
+        "host/run/node.log: 2026 ERROR a.b worse",
+        "host/run/node.log: Traceback (most recent call",
+    ]
+    assert service_logs.take() == []
+
+
+def test_the_logs_of_a_shared_host_are_read_after_each_test(log: Path, tmp_path: Path) -> None:
+    service_logs.follow(tmp_path, lambda: [log])
+    write(log, "WARNING first\nWARNING sec")
+    assert service_logs.take() == ["host/run/node.log: WARNING first"]
+    write(log, "ond\n")
+    assert service_logs.take() == ["host/run/node.log: WARNING second"]
+
+
+def test_what_services_log_while_they_are_ended_counts_for_no_test(log: Path, tmp_path: Path) -> None:
+    """Also where the same host is started again."""
+    service_logs.follow(tmp_path, lambda: [log])
+    write(log, "WARNING first\n")
+    service_logs.collect([log])
+    write(log, "WARNING another process died\n")
+    service_logs.end(tmp_path)
+    assert service_logs.take() == ["host/run/node.log: WARNING first"]
+    service_logs.follow(tmp_path, lambda: [log])
+    write(log, "WARNING second\n")
+    assert service_logs.take() == ["host/run/node.log: WARNING second"]
