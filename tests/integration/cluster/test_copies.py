@@ -23,7 +23,7 @@ from tests.integration.persist.kill_script import NAMES, SCRIPT
 from tests.plain_paths import plain
 
 from .cluster_fixture import ClusterFixture
-from .conftest import MakeCluster
+from .conftest import AWAY, MakeCluster
 
 NEVER_S = 600
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "1"))
@@ -214,7 +214,7 @@ os.unlink('low/b')
     "a node left the cluster, this replica persists its files",
     "changes were not replicated, retrying",
     "no replica is available, the file is persisted first",
-    "this node's record was deleted",
+    *AWAY,
 )
 def test_a_writer_that_was_only_away_has_no_conflict_with_itself(make_cluster: MakeCluster) -> None:
     """It hung until another node had persisted its files in its place, and goes on with the same ones."""

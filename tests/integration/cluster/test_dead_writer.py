@@ -126,7 +126,10 @@ def differing(actual: dict[str, str], other: dict[str, str]) -> str:
 
 
 @pytest.mark.expected_warnings(
-    "a node left the cluster, this replica persists its files", "a peer did not return bytes that it owns"
+    "a node left the cluster, this replica persists its files",
+    "a peer did not return bytes that it owns",
+    "a change was not persisted, retrying later",
+    "replicated files of a node that left can't be persisted",
 )
 @pytest.mark.parametrize("origin", ["slow", "away"])
 def test_many_and_large_files_outlive_their_writer(

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from .cluster_fixture import ClusterFixture
-from .conftest import MakeCluster
+from .conftest import AWAY, MakeCluster
 
 pytestmark = pytest.mark.timeout(120)
 MIB = 1 << 20
@@ -34,6 +34,7 @@ def test_a_load_brings_each_byte_once_and_free_drops_all(cluster: ClusterFixture
     assert all(cluster.status(host)["cache"]["used_bytes"] == 0 for host in cluster.hosts)
 
 
+@pytest.mark.expected_warnings(*AWAY)
 def test_the_node_that_took_the_job_is_killed(make_cluster: MakeCluster) -> None:
     cluster = make_cluster()
     for number in range(FILES):

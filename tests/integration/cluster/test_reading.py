@@ -11,7 +11,7 @@ import pytest
 from tests.integration.cli.host import wait_until
 
 from .cluster_fixture import ClusterFixture, filled, read_all_at_once
-from .conftest import MakeCluster
+from .conftest import AWAY, MakeCluster
 
 MIB = 1 << 20
 
@@ -44,7 +44,7 @@ def test_a_killed_node_costs_no_read(make_cluster: MakeCluster) -> None:
     read_all_at_once(cluster.hosts[1:])
 
 
-@pytest.mark.expected_warnings("this node's record was deleted")
+@pytest.mark.expected_warnings(*AWAY)
 def test_a_stopped_node_costs_time_only(cluster: ClusterFixture) -> None:
     filled(cluster, small=12, large=1)
     cluster.start(3)

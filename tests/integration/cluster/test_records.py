@@ -115,6 +115,7 @@ async def test_leased_records_go_with_their_node(kind: str, etcd: EtcdServer) ->
         assert await other.get("stays") == b"2"
 
 
+@pytest.mark.expected_warnings("this node's record was deleted")
 async def test_a_lease_that_was_revoked_is_loud_and_mended(
     etcd: EtcdServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -209,6 +210,7 @@ async def test_a_lease_ends_where_the_loop_hangs(etcd: EtcdServer, monkeypatch: 
         await until(lambda: gone[:2] == [b"1", None])
 
 
+@pytest.mark.expected_warnings("etcd is unavailable")
 async def test_calls_end_when_etcd_is_not_there() -> None:
     records = EtcdRecords(["127.0.0.1:1"], prefix="/x/", lease_s=2)
     with pytest.raises(ClusterUnavailableError):
@@ -268,6 +270,7 @@ async def test_all_nodes_see_the_same_members_and_owners(etcd: EtcdServer) -> No
         assert epochs == sorted(set(epochs))
 
 
+@pytest.mark.expected_warnings("the node did not completely adopt a new view")
 async def test_members_are_followed_although_a_view_was_not_taken(
     etcd: EtcdServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -290,6 +293,7 @@ async def test_members_are_followed_although_a_view_was_not_taken(
     assert "this one is too much" in caplog.text
 
 
+@pytest.mark.expected_warnings("another node has this node's id")
 async def test_one_id_has_one_node(etcd: EtcdServer) -> None:
     async with maker("etcd", etcd, "twins") as make, joining() as join:
         alive = {"first"}

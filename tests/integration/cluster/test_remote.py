@@ -33,6 +33,7 @@ from tests.certificates import authority, issued, settings_of
 from tests.integration.cli.host import Host, send, wait_until
 
 from .cluster_fixture import ClusterFixture
+from .conftest import AWAY
 
 pytestmark = pytest.mark.timeout(90)
 MIB = 1 << 20
@@ -216,7 +217,7 @@ def test_a_node_that_is_killed_in_the_middle_costs_no_read(cluster: ClusterFixtu
     assert time.monotonic() - began_s < 30
 
 
-@pytest.mark.expected_warnings("this node's record was deleted")
+@pytest.mark.expected_warnings(*AWAY)
 def test_a_node_that_stops_answering_is_left_in_seconds(cluster: ClusterFixture) -> None:
     truth = fill(cluster)
     nodes = start(cluster)
@@ -234,6 +235,7 @@ def test_a_node_that_stops_answering_is_left_in_seconds(cluster: ClusterFixture)
             os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.expected_warnings("bytes do not match their checksum")
 def test_a_rotten_block_is_read_elsewhere_and_mended(
     remote_cluster: RemoteClusterFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -256,6 +258,7 @@ def test_a_rotten_block_is_read_elsewhere_and_mended(
     wait_until(mended, 15)
 
 
+@pytest.mark.expected_warnings("refused interface=rest")
 def test_who_may_not_ask_and_who_is_not_there(
     remote_cluster: RemoteClusterFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

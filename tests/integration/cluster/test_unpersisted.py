@@ -150,6 +150,7 @@ def test_what_replaces_an_unpersisted_file_waits_for_it(
     same(second, tree_of(cluster.truth))
 
 
+@pytest.mark.expected_warnings("another writer changed a file at the origin")
 def test_what_was_written_again_is_kept_beside(cluster: ClusterFixture, two: tuple[Writer, Writer]) -> None:
     first, second = two
     first.run("open('twice', 'w').write('one')")
