@@ -83,6 +83,7 @@ def test_a_claim_holds_as_long_as_its_owner(make_door: MakeDoor, monkeypatch: py
     assert not place.is_claimed(name)
 
 
+@pytest.mark.expected_warnings("a checkpoint was not saved")
 def test_what_can_not_be_saved_is_said(
     make_door: MakeDoor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,7 @@ def client(url: str, access: str, secret: str) -> Any:
     )
 
 
+@pytest.mark.expected_warnings("why=AccessDenied")
 def test_the_line_that_s3_prints_is_all_a_user_needs(host: Host) -> None:
     keys = []
     for _ in range(2):  # found again at the next start
@@ -96,6 +97,7 @@ def test_up_tells_of_what_its_gateways_made(tmp_path: Path, host: Host) -> None:
         other.close()
 
 
+@pytest.mark.expected_warnings("why=InvalidAccessKeyId")
 def test_keys_are_exchanged_without_a_restart(host: Host) -> None:
     file = host.base / "keys"
 
@@ -133,6 +135,7 @@ def test_keys_are_exchanged_without_a_restart(host: Host) -> None:
     assert "other users can read or write it (mode 0644)" in done.stderr
 
 
+@pytest.mark.expected_warnings("refused interface=webhdfs")
 def test_webhdfs_asks_for_the_token_that_it_made(host: Host) -> None:
     up = host.start("webhdfs", "--address", "127.0.0.1:0")
     ready = up.wait_ready()

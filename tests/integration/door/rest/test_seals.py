@@ -68,6 +68,7 @@ def test_seals_are_made_listed_and_read(sealing: Api, cache: Cache) -> None:
         assert ended(sealing, "unseal", seal=f"data@{version}")["state"] == "done"
 
 
+@pytest.mark.expected_warnings("a file of a seal can't be read")
 def test_a_changed_object_is_an_error_with_a_reason(sealing: Api) -> None:
     name = "changing"
     sealing.host.put(name, 2000)

@@ -123,6 +123,7 @@ def test_what_a_policy_does_not_allow_changes_nothing(signing: Any) -> None:
     assert read(signing, "forms/kept") == b"new"
 
 
+@pytest.mark.expected_warnings("why=InvalidRequest")
 def test_a_url_presigned_by_version_2_says_what_to_set(s3: S3, signing: Any) -> None:
     signing.put_object(Bucket=WRITE, Key="forms/presigned", Body=b"data")
     words = {"Params": {"Bucket": WRITE, "Key": "forms/presigned"}}

@@ -363,6 +363,7 @@ def test_presigned_urls(s3: S3) -> None:
     assert body_of(client.get_object(Bucket=WRITE, Key="presigned")) == request.data
 
 
+@pytest.mark.expected_warnings("refused interface=s3")
 def test_who_may_not_ask(s3: S3) -> None:
     for arguments, code in (
         ({"secret": "wrong"}, "SignatureDoesNotMatch"),

@@ -23,7 +23,7 @@ from tests.integration.cli.host import wait_until, with_settings
 from tests.integration.door.certificates import make_certificate
 from tests.integration.door.s3.conftest import ACCESS, READ, REGION, S3, SECRET, WRITE
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.timeout(90), pytest.mark.expected_warnings("why=no TLS connection")]
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ def test_reads_and_writes_are_the_same(tls: Tls) -> None:
     assert len(keys) == 4
 
 
+@pytest.mark.expected_warnings("why=AccessDenied")
 def test_many_at_once_and_requests_that_follow_each_other_at_once(tls: Tls) -> None:
     truth = (tls.s3.truth / "large.tar").read_bytes()
     wrong: list[int] = []

@@ -135,6 +135,7 @@ def test_the_file_system(webhdfs: WebHdfs) -> None:
     assert webhdfs.ask("GET", f"/{WRITE}", "CHECKACCESS", fsaction="rwx").status_code == 200
 
 
+@pytest.mark.expected_warnings("no delegation tokens are issued here")
 @pytest.mark.parametrize(
     ("method", "path", "op", "parameters", "wanted"),
     [

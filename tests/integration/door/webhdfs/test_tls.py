@@ -15,7 +15,7 @@ from tests.integration.cli.host import wait_until, with_settings
 from tests.integration.door.certificates import make_certificate
 from tests.integration.door.webhdfs.conftest import LIMIT_S, READ, WRITE, WebHdfs
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.expected_warnings("why=no TLS connection")]
 
 
 @dataclass(frozen=True)

@@ -214,6 +214,7 @@ def test_attributes(webhdfs: WebHdfs) -> None:
     wait_until(kept, 20, hint=lambda: "attributes at the origin")
 
 
+@pytest.mark.expected_warnings("requests of web pages are refused")
 def test_pages_of_the_web_are_refused(webhdfs: WebHdfs) -> None:
     path = f"/{WRITE}/page.bin"
     webhdfs.put(path, b"kept")
