@@ -38,10 +38,12 @@ Serve = Callable[[Config, str, Callable[[Ready], None]], None]
 """Serves until it is stopped. Arguments: the settings, the node's socket, and a function to call once it listens."""
 
 
-def run_until_signal(server: HttpServer) -> None:
-    """Run a server until SIGTERM, SIGINT, or SIGHUP unless that is ignored."""
+def run_until_signal(server: HttpServer, announce: Callable[[], None] = lambda: None) -> None:
+    """Run a server until SIGTERM, SIGINT, or SIGHUP unless that is ignored. announce: reports that it is ready, when
+    the signals end it in order already."""
     for number in unless_ignored(signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: server.stop())
+    announce()
     server.run()
 
 

@@ -70,16 +70,16 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
     socket_path = rest_socket_of(node_socket)
     if tcp is None:
         server = HttpServer(RestGateway(handlers, None), _listen_unix(socket_path), name="rest-unix")
-        on_ready(Ready(f"unix:{socket_path}"))
-        run_until_signal(server)
+        run_until_signal(server, lambda: on_ready(Ready(f"unix:{socket_path}")))
         os.unlink(socket_path)
     else:
         with _serving_unix(handlers, socket_path):
-            on_ready(Ready(bound_to(tcp)))
             loopback = is_loopback(split_address(config.rest_address, SETTING)[0], SETTING)
             pages = functools.partial(sender_refusal, domains=(), loopback=loopback)
             gateway = RestGateway(handlers, tokens, events_tokens=events_tokens, pages=pages)
-            run_until_signal(HttpServer(gateway, tcp, name="rest", tls=tls))
+            server = HttpServer(gateway, tcp, name="rest", tls=tls)
+            address = bound_to(tcp)
+            run_until_signal(server, lambda: on_ready(Ready(address)))
     vfs.close()
 
 

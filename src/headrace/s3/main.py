@@ -65,8 +65,7 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
     gateway = S3Gateway(vfs, access)
     server = HttpServer(gateway, listening, name="s3", tls=tls)
     reporter = StatsReporter("s3", gateway.counts, node_socket, address=bound_to(listening))
-    on_ready(Ready(bound_to(listening), credentials))
-    run_until_signal(server)
+    run_until_signal(server, lambda: on_ready(Ready(bound_to(listening), credentials)))
     reporter.stop()
     vfs.close()
 

@@ -70,8 +70,7 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
     gateway = WebHdfsGateway(vfs, tokens, replicas=config.replicas, loopback=is_loopback(host, SETTING))
     server = HttpServer(gateway, listening, name="webhdfs", tls=tls)
     reporter = StatsReporter("webhdfs", gateway.counts, node_socket, address=bound_to(listening))
-    on_ready(Ready(bound_to(listening), token_path))
-    run_until_signal(server)
+    run_until_signal(server, lambda: on_ready(Ready(bound_to(listening), token_path)))
     reporter.stop()
     if hadoop_file is not None:
         hadoop_file.stop()

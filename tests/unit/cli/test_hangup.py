@@ -51,3 +51,11 @@ def test_a_gateway_that_nohup_starts_goes_on() -> None:
     run_until_signal(create_autospec(HttpServer, instance=True))
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+
+
+def test_a_gateway_that_is_ready_ends_in_order_by_a_signal() -> None:
+    """Whoever waits for it may end it at once."""
+    handlers: list[object] = []
+    server = create_autospec(HttpServer, instance=True)
+    run_until_signal(server, lambda: handlers.extend(map(signal.getsignal, ENDS)))
+    assert len(handlers) == 3 and signal.SIG_DFL not in handlers
