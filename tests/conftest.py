@@ -51,7 +51,15 @@ TOGETHER_FOLDERS = ("tests/integration/writes/", "tests/tidy/")
 """Folders whose files share what takes long to make."""
 
 
-NO_WARNINGS = ("unit", "conformance", "model", "security", "integration/door")
+NO_WARNINGS = (
+    "unit",
+    "conformance",
+    "model",
+    "security",
+    "integration/checkpoint",
+    "integration/door",
+    "integration/origin",
+)
 """The directories in which an unexpected warning of the test's own process fails it."""
 
 NO_WARNINGS_OF_SERVICES = (

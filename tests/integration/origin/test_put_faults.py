@@ -101,6 +101,7 @@ async def test_a_lost_put_that_never_happened_is_made_again(proxy: FaultProxy, p
             assert await content(origin, mode) == mode.encode()
 
 
+@pytest.mark.expected_warnings("origin enforces no conditions")
 async def test_a_server_that_heeds_no_conditions_is_found_out(
     proxy: FaultProxy, place: str, caplog: pytest.LogCaptureFixture
 ) -> None:
