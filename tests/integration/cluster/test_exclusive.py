@@ -142,7 +142,7 @@ def test_without_etcd_programs_write_on_and_nothing_is_persisted(make_cluster: M
 @pytest.mark.expected_warnings(
     "etcd is unavailable",
     "etcd is available again",
-    "the lease was lost",
+    "node was out of the cluster",
     "node did not start",
     "pending names",
 )

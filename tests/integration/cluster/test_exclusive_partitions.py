@@ -100,7 +100,7 @@ def test_nobody_without_a_certificate_breaks_a_claim(
 @pytest.mark.expected_warnings(
     "etcd is unavailable",
     "etcd is available again",
-    "the lease was lost",
+    "node was out of the cluster",
     "node did not start",
     "another writer changed a file at the origin",
     "the claim of an exclusive directory was broken",

@@ -18,7 +18,7 @@ NEVER_S = 600
 @pytest.mark.expected_warnings(
     "etcd is unavailable",
     "etcd is available again",
-    "this node was out of the cluster",
+    "node was out of the cluster",
     "a node left the cluster, this replica persists its files",
     "no replica is available, the file is persisted first",
     "pending names",

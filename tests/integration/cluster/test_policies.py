@@ -58,7 +58,7 @@ def test_rules_that_are_set_on_all_nodes_at_the_same_time_are_all_in_force(clust
 @pytest.mark.expected_warnings(
     "etcd is unavailable",
     "etcd is available again",
-    "the lease was lost",
+    "node was out of the cluster",
     "this node is not in the cluster",
     "this node joined the cluster",
 )

@@ -199,6 +199,7 @@ async def test_a_lease_is_kept_while_the_loop_is_busy(etcd: EtcdServer) -> None:
         assert left.TTL > 0 and records.leases_lost == 0 and records._lease._lease == lease
 
 
+@pytest.mark.expected_warnings("this node's record was deleted")
 async def test_a_lease_ends_where_the_loop_hangs(etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.cluster.lease.LOOP_SILENT_S", 0.0)
     async with maker("etcd", etcd, "hangs") as make:

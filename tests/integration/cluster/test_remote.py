@@ -235,7 +235,9 @@ def test_a_node_that_stops_answering_is_left_in_seconds(cluster: ClusterFixture)
             os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.expected_warnings("bytes do not match their checksum")
+@pytest.mark.expected_warnings(
+    "bytes do not match their checksum", "a peer sent bytes that don't match their checksum"
+)
 def test_a_rotten_block_is_read_elsewhere_and_mended(
     remote_cluster: RemoteClusterFixture, caplog: pytest.LogCaptureFixture
 ) -> None:

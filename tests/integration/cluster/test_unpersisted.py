@@ -15,7 +15,7 @@ from tests.integration.cluster.cluster_fixture import same
 from tests.integration.persist.conftest import Writer, settled, tree_of, wait_until
 
 from .cluster_fixture import ClusterFixture
-from .conftest import MakeCluster
+from .conftest import AWAY, MakeCluster
 
 NEVER_S = 600
 SOON_S = 5.0
@@ -275,7 +275,7 @@ def two_with_own_etcd(make_cluster: MakeCluster) -> Iterator[tuple[EtcdServer, W
         yield own, first, second
 
 
-@pytest.mark.expected_warnings("etcd is unavailable", "etcd is available again", "pending names")
+@pytest.mark.expected_warnings(*AWAY, "pending names")
 def test_without_etcd_writing_goes_on(make_cluster: MakeCluster) -> None:
     with two_with_own_etcd(make_cluster) as (own, first, second):
         first.run("open('before', 'w').write('before')")
@@ -286,7 +286,7 @@ def test_without_etcd_writing_goes_on(make_cluster: MakeCluster) -> None:
         same(second, first.tree())
 
 
-@pytest.mark.expected_warnings("etcd is unavailable", "etcd is available again", "pending names")
+@pytest.mark.expected_warnings(*AWAY, "pending names")
 def test_without_etcd_a_directory_lease_ends_with_that_of_the_node(make_cluster: MakeCluster) -> None:
     """Names are created exclusively until then, fail after some seconds, and are created again when etcd is back."""
     with two_with_own_etcd(make_cluster) as (own, first, second):
