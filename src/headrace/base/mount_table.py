@@ -6,7 +6,8 @@ import os
 import re
 from typing import NamedTuple
 
-_ESCAPED = re.compile(r"\\([0-7]{3})")
+_ESCAPED = re.compile(rb"\\([0-7]{3})")
+"""Matches the kernel's escapes of spaces and similar characters."""
 
 
 class MountTableRow(NamedTuple):
@@ -43,15 +44,11 @@ def mount_id(descriptor: int) -> int:
 
 
 def _row(line: bytes) -> MountTableRow:
-    left, _, right = os.fsdecode(line).rstrip("\n").partition(" - ")
-    id, parent, device, *words = left.split(" ")[:5]
-    words += right.split(" ")[:3]
-    root, mountpoint, kind, source, options = map(_plain, words) if "\\" in left + right else words
+    left, _, right = line.rstrip(b"\n").partition(b" - ")
+    words = [*left.split(b" ")[:5], *right.split(b" ")[:3]]
+    if b"\\" in line:
+        words = [_ESCAPED.sub(lambda octal: bytes([int(octal[1], 8)]), word) for word in words]
+    id, parent, device, root, mountpoint, kind, source, options = map(os.fsdecode, words)
     return MountTableRow(
         mountpoint, device, root, kind, source, tuple(options.split(",")), int(id), int(parent)
     )
-
-
-def _plain(word: str) -> str:
-    """Undo the kernel's escapes of spaces and similar characters."""
-    return _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), word)
