@@ -21,7 +21,7 @@ from headrace.base.errors import ClusterDeniedError, ClusterUnavailableError
 from headrace.base.tasks import OwnedTasks, being_cancelled
 from headrace.cluster.beliefs import NOTHING, Beliefs
 from headrace.cluster.etcd_client import EtcdAccess, EtcdConnector
-from headrace.cluster.etcd_connection import CALL_S, EtcdConnection, one_line
+from headrace.cluster.etcd_connection import CALL_S, EtcdConnection, reason_of
 from headrace.cluster.kept_records import KeptRecords
 from headrace.cluster.own_lease import OwnLease
 from headrace.cluster.records import Followers, OnRecord, RecordSeals
@@ -238,14 +238,14 @@ class EtcdRecords:
 
     def _report_failure(self, error: BaseException) -> None:
         """Log a failure once. When etcd refuses this node, end the wait of `start` at once."""
-        self._last_error = one_line(error) or self._last_error
+        self._last_error = reason_of(error)
         self._denied = denied = self._connection.denial_of(error)
         if denied is not None and not self._first.is_set():
             self._first.set()
         elif self.away_since_s is None:
             self.away_since_s = time.monotonic()
             log.warning(
-                "etcd is unavailable, the last known records are used error=%s", denied or one_line(error)
+                "etcd is unavailable, the last known records are used error=%s", denied or self._last_error
             )
 
     async def _follow_once(self) -> None:

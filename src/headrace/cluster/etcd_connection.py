@@ -38,16 +38,16 @@ class EtcdConnection:
             try:
                 async with asyncio.timeout(CALL_S):
                     return await request(client)
-            except TimeoutError:
-                problem = f"no answer within {CALL_S:g} s"
-            except asyncio.CancelledError:
+            except TimeoutError as error:
+                problem = reason_of(error)
+            except asyncio.CancelledError as error:
                 if being_cancelled():
                     raise
-                problem = "the connection was closed"  # grpc cancels calls in progress
+                problem = reason_of(error)
                 if client is not self._client and not has_renewed:
                     attempts_left, has_renewed = max(attempts_left, 1), True
             except Exception as error:  # noqa: BLE001 - any error of the library or grpc means that etcd is unavailable
-                problem = str(error) or type(error).__name__
+                problem = reason_of(error)
                 denied = self.denial_of(error)
                 if self._connector.is_stale(error) and not has_renewed:
                     attempts_left, has_renewed = max(attempts_left, 1), True
@@ -78,6 +78,15 @@ class EtcdConnection:
     def unavailable(self, problem: object, hint: str = "") -> ClusterUnavailableError:
         why = one_line(problem) or "no answer"
         return ClusterUnavailableError(f"etcd at {', '.join(self._endpoints)}", why=why, hint=hint)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why etcd can't be used, in one line. The errors of asyncio have no text."""
+    if isinstance(error, TimeoutError):
+        return f"no answer within {CALL_S:g} s"
+    if isinstance(error, asyncio.CancelledError):  # grpc cancels calls in progress
+        return "the connection was closed"
+    return one_line(error) or type(error).__name__
 
 
 def one_line(text: object) -> str:

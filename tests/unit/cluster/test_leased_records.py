@@ -123,3 +123,16 @@ async def test_a_record_that_is_deleted_while_it_is_written_again_is_forgotten(
     records._leased["rights/a"] = b"mine"
     await records._rewrite_leased()
     assert not records._leased
+
+
+@pytest.mark.expected_warnings("etcd is unavailable")
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(TimeoutError(), "no answer within 3 s"), (OSError(), "OSError"), (OSError("no route"), "no route")],
+)
+async def test_the_warning_that_etcd_is_unavailable_says_why(
+    caplog: pytest.LogCaptureFixture, error: Exception, reason: str
+) -> None:
+    records = EtcdRecords(["127.0.0.1:1"], prefix="/", lease_s=10)
+    records._report_failure(error)
+    assert [record.getMessage().partition("error=")[2] for record in caplog.records] == [reason]
