@@ -138,7 +138,7 @@ async def test_names_of_another_directory_are_not_listed() -> None:
     [
         {"size_bytes": -1},
         {"size_bytes": 1 << 63},
-        {"mtime_ns": -(1 << 63)},
+        {"mtime_ns": -(1 << 63) - 1},
         {"mtime_ns": 1 << 63},
         {"version": "a\r\nX-Injected: 1"},
         {"version": '"' + "v" * 5000 + '"'},

@@ -64,7 +64,6 @@ ANSWER_BYTES_MAX = 16 << 20
 PROBLEM_BYTES_MAX = 64 << 10
 IDLE_MAX = 32
 SIZE_BYTES_MAX = 1 << 62
-"""Most nanoseconds after or before 1970: such files exist, and the index has their times."""
 _TOKEN = re.compile(r'(W/)?"[\x21\x23-\x7e]{1,1024}"')
 """Matches versions as ETags. They are sent back in a header, so they have no space and no control character."""
 _TOKEN_TEXT = re.compile(r"[\x21-\x7e]{0,4096}")

@@ -18,6 +18,7 @@ from headrace.node.plan_requests import PlanRequests
 from headrace.plan.planned_files import PlannedFiles
 from headrace.prefetch.early_reports import BYTES_MAX, REPORTS_MAX
 from headrace.prefetch.fetcher import PlannedFetcher
+from headrace.prefetch.learned_maps import KEPT_MAX
 from headrace.prefetch.plan_table import EPOCHS_AHEAD, STREAMS_MAX, PlanTable
 from headrace.prefetch.prediction_table import PredictionTable
 from headrace.wire import frame, messages
@@ -78,7 +79,7 @@ def _node() -> tuple[asyncio.AbstractEventLoop, PlanTable, PlanRequests]:
 
 def _tell(data: bytes) -> None:
     """Each message is answered or refused. The plans keep their limits, the store can choose, and streams that end
-    leave nothing."""
+    leave nothing but the maps that are kept for a while."""
     try:
         trees = msgspec.msgpack.decode(data, type=list[Any])[:_MESSAGES_MAX]
     except (ValueError, RecursionError) as error:
@@ -107,6 +108,9 @@ async def _answer(plans: PlanTable, answering: PlanRequests, requests: list[Mess
     assert frame.encode(await answering.handlers[messages.PlanList](messages.PlanList()))
     for reader in plans.readers:
         plans.end(reader.key)
+    assert len(plans._learned) <= KEPT_MAX
+    plans._learned.forget_kept()
+    plans._reset_if_empty()
     assert not planned.orders.streams and not len(planned.numbers)
     assert not plans._named and not plans._learned
 
