@@ -23,6 +23,7 @@ from headrace.testing.servers import S3Server, ServerMissing, seaweedfs_s3
 from headrace.vfs.brokered import broker_registry
 from tests import service_logs
 from tests.compiled_tests import compile_part
+from tests.killed_runs import Guard
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -94,17 +95,31 @@ settings.load_profile(
 )  # an example that took long says that the machine is busy, not that the code is wrong
 
 
+_GUARD = pytest.StashKey[Guard]()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Programs inherit what is ignored, and `nohup`, or a script's shell for what it starts in the background, ignores
     what these tests send to programs."""
     for number, handler in _USUAL.items():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
+    config.stash[_GUARD] = Guard()
     worker: dict[str, Any] = getattr(config, "workerinput", {})  # xdist's
     if worker:
         place = int(worker["workerid"].removeprefix("gw"))
         gc.disable()  # until all tests are collected: it would look at syntax trees, and then at tests, again and again
         compile_part(config, TESTS, number=place, count=worker["workercount"])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if (guard := config.stash.get(_GUARD, None)) is not None:
+        guard.end()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_mount_is_left(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> None:
+    pytestconfig.stash[_GUARD].add_folder(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -68,7 +68,7 @@ class EtcdServer:
 def etcd_server(host: str = "127.0.0.1") -> Iterator[EtcdServer]:
     """Run a server in a temporary directory. Raise ServerMissing if the program is not installed."""
     program = find_etcd()
-    directory = tempfile.mkdtemp(prefix="headrace-etcd-")
+    directory = tempfile.mkdtemp(prefix=f"headrace-etcd-{os.getpid()}-")
     server = EtcdServer(directory, program, free_ports(2), host)
     try:
         server.start()

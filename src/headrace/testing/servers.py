@@ -176,7 +176,7 @@ def server_folder(directory: str | None) -> Iterator[str]:
         os.makedirs(directory, exist_ok=True)
         yield directory
         return
-    temporary = tempfile.mkdtemp(prefix="headrace-server-")
+    temporary = tempfile.mkdtemp(prefix=f"headrace-server-{os.getpid()}-")
     try:
         yield temporary
     finally:
