@@ -3,11 +3,15 @@ dead or cut off."""
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import time
 
 import pytest
 
+from headrace.cluster.etcd import EtcdRecords
 from headrace.testing.etcd import EtcdServer, etcd_server
+from headrace.writeback.coherence.directory_claims import ClaimRecord
 from tests.integration.cli.host import Host, wait_until
 from tests.integration.persist.conftest import Writer, settled, tree_of
 
@@ -152,16 +156,63 @@ def test_a_claim_survives_the_loss_of_all_that_etcd_has(make_cluster: MakeCluste
         holder = holder_of(cluster)
         lose(own)
         cluster.wait_members(2)
-        wait_until(lambda: held(holder), 30)
+        wait_until(lambda: claimant(own, cluster) == "n0", 60)  # first: it may hold it from before the loss
+        wait_until(lambda: held(holder), 60)
         assert "node n0 has claimed /out" in refused(cluster, cluster.add(write=OUT))
         Writer(holder.mount / "out").run("open('f', 'w').write('f')")
-        wait_until(lambda: tree_of(cluster.truth / "out") == {"f": b"f".hex()}, 30)
+        wait_until(lambda: tree_of(cluster.truth / "out") == {"f": b"f".hex()}, 60)
+
+
+@pytest.mark.expected_warnings(
+    "etcd is unavailable",
+    "etcd is available again",
+    "node was out of the cluster",
+    "the lease was lost",
+    "the claim of an exclusive directory was broken",
+    "pending names",
+)
+def test_a_holder_stops_when_another_node_claims_first_after_etcd_lost_its_data(
+    make_cluster: MakeCluster,
+) -> None:
+    """The holder is suspended, so that it can't write its claim again in time."""
+    with etcd_server() as own:
+        cluster = make_cluster(server=own, persist_delay_s=0.05, lease_s=LEASE_S)
+        holder, other = holder_of(cluster), cluster.add(write=OUT)
+        holder.kill("node", signal.SIGSTOP)
+        try:
+            lose(own)
+            cluster.up(other)
+            wait_held(other)
+        finally:
+            holder.kill("node", signal.SIGCONT)
+        wait_until(lambda: "was broken, node n2 has it now" in claims(holder)[0]["trouble"], 60)
+        Writer(holder.mount / "out").run("open('f', 'w').write('kept')")
+        Writer(other.mount / "out").run("open('g', 'w').write('theirs')")
+        settled(other)
+        assert tree_of(cluster.truth / "out") == {"g": b"theirs".hex()}
+        assert claimant(own, cluster) == "n2"
+        assert (holder.cache / "upper/tree/out/f").read_text() == "kept"
 
 
 def lose(server: EtcdServer) -> None:
     server.kill()
     server.lose_data()
     server.start()
+
+
+def claimant(server: EtcdServer, cluster: ClusterFixture) -> str:
+    """Return the node that etcd's record of /out names; "" for none."""
+
+    async def read() -> bytes | None:
+        records = EtcdRecords([server.address], prefix=f"/headrace/{cluster.base.name}/", lease_s=LEASE_S)
+        await records.start()
+        try:
+            return await records.get("claims//out")
+        finally:
+            await records.close()
+
+    raw = asyncio.run(read())
+    return "" if raw is None else ClaimRecord.decode(raw).node
 
 
 def test_local_exclusive_directories_need_no_claim(make_cluster: MakeCluster) -> None:
