@@ -239,9 +239,11 @@ class CacheSpace:
                 hint="free space on it",
             )
         if volume.used_bytes + size_bytes > volume.capacity_bytes:
+            index_bytes = self._index_bytes if volume is self._disks[0] else 0
             raise NoSpaceError(
                 f"cache volume {volume.folder} is full",
-                why=f"{size_bytes} bytes are needed and pinned files and files in use can't be evicted",
+                why=f"{size_bytes} bytes are needed, and pinned files, files in use and the {index_bytes} bytes of the "
+                "index can't be evicted",
                 hint="unpin files, or give it more capacity",
             )
 

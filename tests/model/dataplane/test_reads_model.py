@@ -34,9 +34,11 @@ from headrace.store.store import Store
 from headrace.store.volume import Volume
 
 MIB = BLOCK_SIZE_BYTES
-CAPACITY = 20 * MIB
-NAMES = [f"f{n}" for n in range(10)]
-SIZES = [0, 1, 5000, MIB - 1, MIB, MIB + 1, 3 * MIB, 5 * MIB + 17, 9 * MIB, 12 * MIB + 1]
+CAPACITY = 21 * MIB
+"""The index may take half of it, the more of it the more often a slow machine lists the directory. The largest file
+fits the other half, with a range that two fills of it write."""
+NAMES = [f"f{n}" for n in range(14)]
+SIZES = [0, 1, 5000, MIB - 1, MIB, MIB + 1, 3 * MIB, 5 * MIB + 17, 7 * MIB, 8 * MIB + 1]
 
 
 class FlakyOrigin(MemoryOrigin):
@@ -105,6 +107,13 @@ class ReadsModel:
         body = self.chance.randbytes(self.chance.choice(SIZES))
         self.now[name] = self.origin.hold(name, body)
         self.bodies[self.now[name].token] = body
+
+    def grow_index(self) -> None:
+        """Let the index take as much of the cache as it may: its file does not shrink."""
+        self.store.index.state.put(b"filler", bytes(CAPACITY // 2))
+        self.store.index.state.put(b"filler", b"")
+        assert self.store.index.size_bytes >= CAPACITY // 2
+        self.store.space.evict_if_needed()
 
     def heard(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.complaints.append(f"{context['message']}: {context.get('exception')!r}")
@@ -206,3 +215,12 @@ def test_every_byte_is_of_its_version(
     world = ReadsModel(tmp_path, seed + 100, failing=failing)  # over what the first one left
     assert world.store.unverified_found == 0
     world.store.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_large_index_refuses_no_reader(tmp_path: Path, seed: int) -> None:
+    world = ReadsModel(tmp_path, seed, failing=0.0, small_bytes_max=0)
+    world.grow_index()
+    asyncio.run(world.run(readers=6, steps=25))
+    assert world.compared_bytes > 10 * MIB
+    assert world.store.space.evicted_files > 0

@@ -223,6 +223,8 @@ def test_the_index_takes_its_part_of_the_capacity(open_store: OpenStore) -> None
     while store.space.evict_if_needed():
         pass
     assert store.used_bytes >= 2 * MIB
+    with pytest.raises(NoSpaceError, match=r"and the [0-9]{7} bytes of the index can't be evicted"):
+        store.create(named(store, b"d", 7 * MIB))
 
 
 def test_a_full_filesystem_is_no_space(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
