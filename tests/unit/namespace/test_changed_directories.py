@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -23,13 +22,6 @@ from headrace.testing.virtual_loop import pass_time
 from tests.unit.namespace.tree_fixture import GatedOrigin, NamespaceFixture, origin_with
 
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Iterator[NamespaceFixture]:
-    fixture = NamespaceFixture(tmp_path / "index")
-    yield fixture
-    fixture.index.close(clean=False)
 
 
 def gated(*keys: str) -> GatedOrigin:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -15,13 +14,6 @@ from headrace.origin.origin import ListPage
 from tests.unit.namespace.tree_fixture import NamespaceFixture, origin_with
 
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Iterator[NamespaceFixture]:
-    fixture = NamespaceFixture(tmp_path / "index")
-    yield fixture
-    fixture.index.close(clean=False)
 
 
 class PageOrigin(MemoryOrigin):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from headrace.base.tasks import OwnedTasks
@@ -12,13 +9,6 @@ from headrace.testing.waiting import until
 from tests.unit.namespace.tree_fixture import GatedOrigin, NamespaceFixture
 
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Iterator[NamespaceFixture]:
-    fixture = NamespaceFixture(tmp_path / "index")
-    yield fixture
-    fixture.index.close(clean=False)
 
 
 @pytest.mark.parametrize("below", [False, True])

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from headrace.base.model import ROOT_ID, Kind
 from tests.unit.namespace.tree_fixture import GatedOrigin, NamespaceFixture, origin_with
 
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Iterator[NamespaceFixture]:
-    fixture = NamespaceFixture(tmp_path / "index")
-    yield fixture
-    fixture.index.close(clean=False)
 
 
 DIRECTORY_FIRST = ("a", "b", "c", "d", "d/f")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -47,13 +46,6 @@ class HeadOrigin(GatedOrigin):
         await self.gate.wait()
         for page in pages:
             yield page
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Iterator[NamespaceFixture]:
-    fixture = NamespaceFixture(tmp_path / "index")
-    yield fixture
-    fixture.index.close(clean=False)
 
 
 async def attached(tree: NamespaceFixture, *names: str) -> HeadOrigin:
