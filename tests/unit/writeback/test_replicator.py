@@ -454,13 +454,7 @@ async def test_another_life_of_the_holder_gets_everything_that_is_dirty(tmp_path
 
 async def test_a_former_holder_drops_its_replicas_when_the_new_one_has_all(tmp_path: Path) -> None:
     async with cluster(tmp_path, "n2") as nodes:
-        nodes.writer.write(PATH, b"ours")
-        await nodes.replicator.secure(PATH, 2)
-        (first,) = [id for id in (HOLDER, "n2") if nodes.replica(PATH, of=id) is not None]
-        (second,) = {HOLDER, "n2"} - {first}
-        nodes.view = view_of(WRITER, second)
-        nodes.replicator.on_view()
-        await until(lambda: nodes.replica(PATH, of=second) == b"ours")
+        first, second = await moved_to_another_holder(nodes)
         await until(lambda: nodes.records.is_holder(WRITER, second))
         await until(lambda: dropped_from_the_record(nodes, first))
         nodes.view = view_of(WRITER, HOLDER, "n2")
@@ -473,13 +467,7 @@ async def test_a_former_holder_drops_its_replicas_when_the_new_one_has_all(tmp_p
 async def test_a_former_holder_gets_changes_until_the_new_one_has_all(tmp_path: Path) -> None:
     """Until then both persist what they have if the writer leaves. An older version would be put first, or beside."""
     async with cluster(tmp_path, "n2") as nodes:
-        nodes.writer.write(PATH, b"ours")
-        await nodes.replicator.secure(PATH, 2)
-        (first,) = [id for id in (HOLDER, "n2") if nodes.replica(PATH, of=id) is not None]
-        (second,) = {HOLDER, "n2"} - {first}
-        nodes.view = view_of(WRITER, second)
-        nodes.replicator.on_view()
-        await until(lambda: nodes.replica(PATH, of=second) == b"ours")
+        first, second = await moved_to_another_holder(nodes)
         await until(lambda: dropped_from_the_record(nodes, first))
         nodes.peers.away.add(first)
         nodes.view = view_of(WRITER, HOLDER, "n2")
@@ -496,6 +484,18 @@ async def test_a_former_holder_gets_changes_until_the_new_one_has_all(tmp_path: 
         await until(lambda: nodes.replica(PATH, of=first) == b"newest")
         await until(lambda: nodes.replica(PATH, of=second) is None)
         assert await dropped_from_the_record(nodes, second)
+
+
+async def moved_to_another_holder(nodes: ReplicationFixture) -> tuple[str, str]:
+    """Replicate a file, and again to the other holder after the first one left. Return the ids of both."""
+    nodes.writer.write(PATH, b"ours")
+    await nodes.replicator.secure(PATH, 2)
+    (first,) = [id for id in (HOLDER, "n2") if nodes.replica(PATH, of=id) is not None]
+    (second,) = {HOLDER, "n2"} - {first}
+    nodes.view = view_of(WRITER, second)
+    nodes.replicator.on_view()
+    await until(lambda: nodes.replica(PATH, of=second) == b"ours")
+    return first, second
 
 
 async def dropped_from_the_record(nodes: ReplicationFixture, id: str) -> bool:
