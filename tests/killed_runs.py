@@ -24,7 +24,7 @@ from pathlib import Path
 
 MARK = "TESTS_OF_HEADRACE"
 PIPE_BYTES = 1 << 20
-"""Of the names of directories, which the guard reads at the end."""
+"""Size of the pipe with the names of directories. The guard reads it at the end only."""
 WITHIN_S = 30.0
 """Seconds for which processes are killed that others start meanwhile."""
 _PARENTS = (tempfile.gettempdir(), "/dev/shm", "/var/tmp")
@@ -34,7 +34,7 @@ _TEMPORARY = re.compile(
 """A directory that tempfile.mkdtemp made for tests, a server or a lab. Those of servers have the number of the process
 that started them: the kernel ends servers with it, so nobody would find their directories by them."""
 _OWN, _OTHERS = b"+", b"-"
-"""What precedes a directory that this process tells its guard: one of its own, or of another run."""
+"""Prefixes of the directories that this process tells its guard: its own, and those of other runs."""
 _RUN_FOLDER = re.compile(r"HEADRACE_RUN_FOLDER=(/.+)")
 
 

@@ -26,7 +26,7 @@ _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
 _AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
 _STATX_BYTES = 256
 _BIRTH = struct.Struct("=I76xqI")
-"""Of struct statx (linux/stat.h): the mask of its valid fields, and seconds and nanoseconds of the birth time."""
+"""Unpacks struct statx (linux/stat.h): the mask of its valid fields, and seconds and nanoseconds of the birth time."""
 
 
 def rename(source: str, target: str, flags: int) -> None:

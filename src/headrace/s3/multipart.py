@@ -24,7 +24,7 @@ PART_BYTES_MIN = 5 << 20
 LIST_MAX = 1000
 _COPY_STEP_BYTES = 16 << 20
 Completion = list[tuple[int, str, dict[str, str]]]
-"""What a completion names of each part: number, ETag and checksums (`xml.read_complete`)."""
+"""Lists the parts that a completion names, each with its number, ETag and checksums (`xml.read_complete`)."""
 
 
 class Multipart:

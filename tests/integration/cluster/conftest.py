@@ -25,7 +25,7 @@ BUSY = (
 """Warnings of nodes on a busy machine, where a live peer seems dead. No read fails by them."""
 
 AWAY = ("node was out of the cluster", "etcd is unavailable", "etcd is available again")
-"""What a node may log that was stopped for longer than its lease, and goes on."""
+"""Warnings that a node may log that goes on after it was stopped for longer than its lease."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
