@@ -14,6 +14,7 @@ from headrace.ring.view import NodeInfo
 from headrace.testing.virtual_loop import pass_time
 from headrace.writeback.coherence.directory_claims import ClaimRecord, DirectoryClaims, writes_of
 from headrace.writeback.coherence.dirty_scope import DirtyScope
+from tests.unit.writeback.late_answer import LateAnswer
 
 OUT = "off,/out=back,exclusive"
 KEY = "claims//out"
@@ -191,17 +192,7 @@ async def test_a_claim_that_is_broken_while_its_record_is_read_is_not_confirmed(
     records, other = cluster.records(), cluster.claims("n1", "off")
     claims = cluster.claims("n0", records=records)
     await claims.acquire({})
-    get, reads = records.get, 0
-
-    async def late_get(key: str) -> bytes | None:
-        nonlocal reads
-        reads += 1
-        value = await get(key)
-        if reads == 1:
-            await other.break_claim(b"/out", force=True)
-        return value
-
-    monkeypatch.setattr(records, "get", late_get)
+    LateAnswer(monkeypatch, records, lambda: other.break_claim(b"/out", force=True))
     records.leases_lost += 1  # it must read the record again
     await pass_time(2.0)
     assert "was broken" in claims.trouble_at(b"/out/f")

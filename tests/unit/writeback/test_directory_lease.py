@@ -27,6 +27,7 @@ from headrace.wire.peer_messages import RecallLease
 from headrace.writeback.coherence import directory_lease
 from headrace.writeback.coherence.directory_lease import DirectoryLeases
 from headrace.writeback.coherence.pending_names import PendingNamesObserver, PublishedFlags
+from tests.unit.writeback.late_answer import LateAnswer
 from tests.unit.writeback.publisher_fixture import (
     PublisherFixture,
     view_of,
@@ -192,21 +193,11 @@ async def test_a_lease_that_is_taken_while_its_record_is_read_ends(
     records, others = two.records["n0"], two.records["n1"]
     two.rights["n0"].start()
     await two.rights["n0"].acquire(b"/d")
-    get, reads = records.get, 0
-
-    async def late_get(key: str) -> bytes | None:
-        nonlocal reads
-        reads += 1
-        value = await get(key)
-        if reads == 1:
-            await others.put(key, b"n1")
-        return value
-
     await pass_time(2 * directory_lease.CHECK_INTERVAL_S)
-    monkeypatch.setattr(records, "get", late_get)
+    answer = LateAnswer(monkeypatch, records, lambda: others.put("rights//d", b"n1"))
     for holder in (b"n1", b"n0"):
         await others.put("rights//d", holder)
-    await until(lambda: reads)
+    await until(lambda: answer.reads)
     await pass_time(2 * directory_lease.CHECK_INTERVAL_S)
     assert not two.has("n0")
     await two.rights["n0"].stop()
