@@ -98,6 +98,7 @@ async def test_nothing_is_left_of_a_forgotten_node(wires: Wires, monkeypatch: py
         assert not peers.table.statistics() and not peers._batchers
         await peers._pool.ping(peer, Deadline.never())
         assert not peer.idle
+        peers._pool._threads.shutdown()  # the thread of the cancelled request closes its connection as it ends
         assert all(connection.fileno() == -1 for connection in wires.opened)
     finally:
         peers.close()
