@@ -12,7 +12,6 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     ConflictError,
     DeadlineExceededError,
-    HeadraceError,
     OriginDeniedError,
     OriginUnavailableError,
     VersionChangedError,
@@ -51,14 +50,12 @@ class FaultyOrigin(WrapperOrigin):
 
     def __init__(self, inner: Origin) -> None:
         super().__init__(inner)
-        self._plan: dict[tuple[str, int], PlannedFault | HeadraceError] = {}
-        self._always: dict[str, PlannedFault | HeadraceError] = {}
+        self._plan: dict[tuple[str, int], PlannedFault | Exception] = {}
+        self._always: dict[str, PlannedFault | Exception] = {}
         self.asked: list[tuple[str, str]] = []
         self.hanging = 0
 
-    def fail(
-        self, call: str, fault: PlannedFault | HeadraceError, *, numbers: int | range | None = None
-    ) -> None:
+    def fail(self, call: str, fault: PlannedFault | Exception, *, numbers: int | range | None = None) -> None:
         """Plan a fault for a call, one of CALLS. `numbers` selects which of these calls fail, the next one being 0;
         None selects all from now on."""
         assert call in CALLS, call
@@ -99,14 +96,14 @@ class FaultyOrigin(WrapperOrigin):
             if fault is not None:
                 await self._raise(fault, key, deadline)
 
-    def _next(self, call: str, key: str) -> PlannedFault | HeadraceError | None:
+    def _next(self, call: str, key: str) -> PlannedFault | Exception | None:
         number = self.count(call)
         self.asked.append((call, key))
         return self._plan.get((call, number), self._always.get(call))
 
-    async def _raise(self, fault: PlannedFault | HeadraceError, key: str, deadline: Deadline) -> None:
+    async def _raise(self, fault: PlannedFault | Exception, key: str, deadline: Deadline) -> None:
         target = f"{self.url}/{key}"
-        if isinstance(fault, HeadraceError):
+        if isinstance(fault, Exception):
             raise fault
         if fault is PlannedFault.HANG:
             await self._hang(deadline)

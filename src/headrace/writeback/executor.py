@@ -241,6 +241,9 @@ class SyncExecutor:
                 log.info("a change was not persisted, retrying path=%s error=%s", os.fsdecode(path), error)
                 self._defer([path])
                 return DeadlineExceededError(os.fsdecode(path), why=str(error))
+            except Exception as error:  # noqa: BLE001 - it is logged; one bad path must hold up no other
+                self.counts.failures += 1
+                return self._changes.note_unexpected(path, error)
 
     def _quiet_s(self, path: bytes) -> float:
         """Return the delay of a path that changed during its task. A path without an entry has no writer to wait for,

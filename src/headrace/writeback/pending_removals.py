@@ -156,6 +156,9 @@ class PendingRemovals:
             if isinstance(error, HeadraceError):
                 return error
             return DeadlineExceededError(os.fsdecode(former), why=str(error))
+        except Exception as error:
+            log.exception("a removed directory is still at the origin path=%s", os.fsdecode(former))
+            return HeadraceError(os.fsdecode(former), why=f"an internal error: {error!r}")
         return None
 
     def _retry(self) -> None:

@@ -254,6 +254,9 @@ class LayerScan:
                     entry.was_read()
             except OSError as error:
                 errors.append(self._changes.note_unread(path, error))
+            except Exception as error:  # noqa: BLE001 - it is logged; one bad path must hold up no other
+                steps.pop(path, None)
+                errors.append(self._changes.note_unexpected(path, error))
         return steps, errors
 
     async def _read_again(self, path: bytes, entry: DirtyPath, errors: list[HeadraceError]) -> bool:
@@ -321,7 +324,7 @@ class LayerScan:
             errors = self._hide(partial(self._removals.rows_without_entry, path))
             for error in errors.values():
                 raise error
-        except OSError:
+        except Exception:
             self._dirty.restore(path, entry)
             raise
 

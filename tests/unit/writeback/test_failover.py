@@ -132,7 +132,7 @@ async def test_a_writer_that_is_back_in_time_keeps_its_files(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("step", ["failover.persisted", "failover.cleared", "persist.put", "persist.noted"])
-@pytest.mark.expected_warnings("headrace.writeback.replication.failover")
+@pytest.mark.expected_warnings("headrace.writeback.replication.failover", "a change can't be persisted")
 async def test_a_failover_that_breaks_off_is_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
