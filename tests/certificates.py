@@ -37,7 +37,7 @@ def mutual(authority: Authority, name: str, *, role: str = NODE) -> MutualTls:
 
 
 def settings_of(files: TlsFiles) -> dict[str, str]:
-    """Of the configuration."""
+    """Return the settings of the configuration that name these files."""
     return {
         "tls_certificate": files.certificate,
         "tls_key": files.key,

@@ -286,7 +286,7 @@ def _umask() -> int:
 
 
 _fork_connection: list[Connection] = []
-"""Of a process that a server forked: the one with its twin."""
+"""The connection that a forked process has with its twin."""
 
 
 def server_connection(server: str = "") -> Connection | None:

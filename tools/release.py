@@ -112,7 +112,7 @@ def write_bill(wheel: Path, out: Path) -> Path:
 
 
 def audit(name: str) -> Audit:
-    """Of one file of requirements/."""
+    """Audit the packages of one file of requirements/."""
     command = [
         sys.executable,
         "-m",

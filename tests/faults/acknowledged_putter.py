@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 TOP = "/out"
 NAMES = 4
-"""Of each thread."""
+"""The names of each thread."""
 SIZES = (0, 1, 4096, 20_000, (1 << 20) + 7)
 GONE = "gone"
 

@@ -23,7 +23,7 @@ from headrace.base.errors import HeadraceError
 SIZE_MAX = 20_000
 FOLDERS = ("", "a/", "b/", "b/c/")
 NAMES = 5
-"""Of each kind, in each folder."""
+"""The names of each kind in each directory."""
 LOOSE = "loose-"
 """Begins a name that nobody syncs: what is there after a power loss is any state of it, or a torn one."""
 

@@ -176,7 +176,7 @@ def test_rot_at_the_owner_is_mended_when_a_peer_meets_it(cluster: ClusterFixture
 
 
 def cached_bytes(host: Host, id: int) -> bytes:
-    """Of a complete file, on the disk; nothing while there is none."""
+    """Return the bytes of a complete file on the disk, or none while it is not there."""
     return b"".join(path.read_bytes() for path in host.cache.glob(f"files/*/{id:012x}"))
 
 

@@ -42,8 +42,8 @@ OTHERS = (2, 3)
 FILES = 16
 PROBES = 150
 CUT_LIMIT_S = 60.0
-"""Of reading a folder while the link is cut. A second or two pass before a silent peer is given up; the rest is for a
-machine that does other things."""
+"""The limit for reading a directory while the link is cut. A second or two pass before a silent peer is given up.
+The rest is for a machine that does other things."""
 HEAL_LIMIT_S = 90.0
 """A peer that was given up is probed after 15 s at most."""
 

@@ -86,7 +86,7 @@ def answered(log: Path) -> int:
 
 
 def least_answered(log: Path) -> int:
-    """Of the door that did least."""
+    """Return the number of answered puts of the door that has the fewest."""
     text = log.read_text()
     return min(text.count(f'"done": "{door}-') for door in acknowledged_putter.DOORS)
 

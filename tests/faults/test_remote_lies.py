@@ -25,7 +25,7 @@ Lie = Callable[["Handler", int, int], None]
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Of one file, /f. lie: what is done in place of the answer; None: the truth."""
+    """Serves one file, /f. lie: what is done in place of the answer, or None for the truth."""
 
     protocol_version = "HTTP/1.1"
     lie: Lie | None = None

@@ -14,7 +14,8 @@ from tests.fuzz.fuzzer import Fuzzer
 HANG_S = 1.0
 GROWTH_BYTES_MAX = 64 << 20
 RESERVE_BYTES = 512 << 20
-"""Of address space: who asks for more at once gets a MemoryError, whether the memory is touched or not."""
+"""Address space beyond what is in use. A larger request fails with MemoryError, whether its memory is touched or
+not."""
 _STATM = "/proc/self/statm"
 _PAGE_BYTES = resource.getpagesize()
 

@@ -19,7 +19,7 @@ from tests.fuzz.worker import BOARD_BYTES, Board, Run, fuzz_blindly
 
 CORPUS = Path(__file__).parent / "corpus"
 CORPUS_BYTES_MAX = 256 << 10
-"""Of the whole corpus: it is kept small."""
+"""The limit of the whole corpus, which is kept small."""
 
 
 def test_corpus_is_small() -> None:

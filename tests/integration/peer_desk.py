@@ -272,7 +272,7 @@ async def serving(
 
 
 def descriptors() -> set[tuple[str, str]]:
-    """Of this process, with what each leads to."""
+    """Return the descriptors of this process, with what each leads to."""
     descriptors = set()
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):

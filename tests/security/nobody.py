@@ -54,7 +54,7 @@ import ctypes, encodings.idna, hashlib, mmap, random, headrace
 import headrace.sdk.brokered_bulk_read, headrace.vfs.brokered.broker_registry
 import headrace.vfs.remote.remote_registry, concurrent.futures.thread
 """
-"""Of a program that reads by the library."""
+"""The first lines of a program that reads by the library."""
 
 
 def as_nobody(program: str, *, imports: str = "", **given: object) -> Any:

@@ -300,7 +300,7 @@ def test_the_id_of_a_node_is_that_of_its_certificate(lab: Authority) -> None:
 async def test_certificates_are_taken_anew_when_their_files_change(
     lab: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of both sides, also another authority, without a restart."""
+    """Replace the files of both sides, and the authority, without a restart."""
     monkeypatch.setattr(reloaded, "CHECK_INTERVAL_S", 0.0)
     other = authority(tmp_path / "next")
     server, client = (MutualTls(_copied(issued(lab, name), tmp_path / name)) for name in "ba")

@@ -236,7 +236,7 @@ def test_a_mode_stays_what_it_was(host: Host) -> None:
 
 
 def _socket(host: Host) -> str:
-    """Of the node, where others can't come; the library finds the one for them by it."""
+    """Return the node's socket, which others can't reach. By it, the library finds the one for them."""
     (socket,) = host.run_folder.glob("*.sock")
     return str(socket)
 

@@ -54,7 +54,7 @@ def refused(by: Seals, key: str, raw: bytes) -> str:
 
 
 def strange(lab: Authority, name: str, **more: object) -> Seals:
-    """Of somebody whose certificate his own side takes, whatever it says."""
+    """Return the seals of a sender who accepts its own certificate, whatever that says."""
     tls = object.__new__(MutualTls)
     files = issued(lab, name, file=f"strange-{time.monotonic_ns()}", **more)  # type: ignore[arg-type]
     honest = mutual(lab, f"{name}-{time.monotonic_ns()}")

@@ -180,7 +180,7 @@ class SpoiledRecordsFixture:
         await self.attacker.start()
 
     def records_of(self, name: str, days: float = 1) -> EtcdRecords:
-        """Of a run of a node: the next one has the same table."""
+        """Return the records of one run of a node: the next one has the same table."""
         kept = KeptRecords(str(self._folder / f"{name}.db"))
         return self._records(seals(self._lab, name, days=days), kept)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -111,6 +112,50 @@ def fragments(module: Module) -> Iterator[str]:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_docstring_begins_with_a_verb(package: str) -> None:
     assert fragments.findings_in(_of_package(package)) == []
+
+
+def _texts_below_variables(module: Module) -> Iterator[ast.Constant]:
+    """Yield the docstrings of constants and attributes: each stands below an assignment."""
+    for node in [module.tree, *module.nodes(ast.ClassDef), *module.functions()]:
+        for before, after in itertools.pairwise(node.body):
+            text = after.value if isinstance(after, ast.Expr) else None
+            if isinstance(before, ast.Assign | ast.AnnAssign) and isinstance(text, ast.Constant):
+                yield text
+
+
+@survey(PACKAGE)
+def fragments_below_variables(module: Module) -> Iterator[str]:
+    for text in _texts_below_variables(module):
+        first = str(text.value).split(maxsplit=1)[:1]
+        if first and first[0] in FRAGMENTS:
+            yield f"{module.name}:{text.lineno} {first[0]}"
+
+
+def test_a_docstring_of_a_variable_begins_a_sentence() -> None:
+    assert fragments_below_variables.findings() == {}
+
+
+@survey("tests/", "tools/")
+def fragments_of_scripts(module: Module) -> Iterator[str]:
+    """Yield the docstrings that complete the name above them: "Of the node." says nothing by itself."""
+    documented: list[Function | ast.ClassDef | ast.Module] = [module.tree, *module.nodes(ast.ClassDef)]
+    for node in [*documented, *module.functions()]:
+        if (ast.get_docstring(node) or "").startswith("Of "):
+            yield f"{module.name}:{getattr(node, 'lineno', 1)}"
+    for text in _texts_below_variables(module):
+        if str(text.value).startswith("Of "):
+            yield f"{module.name}:{text.lineno}"
+
+
+def test_no_docstring_of_a_script_or_test_completes_a_name() -> None:
+    assert fragments_of_scripts.findings() == {}
+
+
+def test_a_fragment_below_a_variable_is_found() -> None:
+    text = "A = 1\n'What it is.'\nclass B:\n    c: int\n    'Of it.'\n    d = 1\n    'The other one.'\n"
+    assert fragments_below_variables.look(Module("a.py", text)) == ["a.py:2 What", "a.py:5 Of"]
+    functions = "def f():\n    'Of it.'\n"
+    assert fragments_of_scripts.look(Module("a.py", functions + text)) == ["a.py:1", "a.py:7"]
 
 
 def test_a_fragment_is_found() -> None:

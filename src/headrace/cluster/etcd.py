@@ -29,7 +29,7 @@ from headrace.cluster.records import Followers, OnRecord, RecordSeals
 log = logging.getLogger(__name__)
 
 CHECK_S = 1.0
-"""How often a small request checks that etcd answers: a watch on a dead host stays silent forever."""
+"""The interval of small requests that check whether etcd answers: a watch on a dead host stays silent forever."""
 PAUSE_S = 0.3
 DENIED_PAUSE_S = 5.0
 """The pause after etcd refused this node, because each comparison of a password costs etcd much."""

@@ -19,7 +19,7 @@ from headrace.cluster.etcd_client import EtcdConnector
 log = logging.getLogger(__name__)
 
 PARTS = 4
-"""How often a lease is renewed within its time."""
+"""Renewals of a lease within its time."""
 RETRY_S = 0.3
 LOOP_SILENT_S = 30.0
 STOP_S = 5.0
@@ -47,7 +47,7 @@ class LeaseKeeper:
         self._loop_alive_s = boot_clock.now_s()
         self._thread: threading.Thread | None = None
         self.valid_until_s = 0.0
-        """Until when etcd keeps the lease at least, by CLOCK_BOOTTIME."""
+        """The time until which etcd keeps the lease at least, by CLOCK_BOOTTIME."""
 
     def keep(self, lease: int, valid_until_s: float) -> None:
         """Renew this lease from now on."""

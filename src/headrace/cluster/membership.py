@@ -31,8 +31,8 @@ PREFIX = "nodes/"
 SETTLE_S = 0.05
 """Changes within this time make one view."""
 RETURN_S = 10.0
-"""When etcd lost this node's record, it lost others' too. They have this long to come back before they count as
-gone."""
+"""The time that other nodes have to come back before they count as gone. If etcd lost this node's record, it lost
+theirs, too."""
 JOIN_PAUSE_S = 0.3
 ADOPT_PAUSE_S = 5.0
 """Pause before a view that this node did not completely adopt is published again."""

@@ -34,7 +34,7 @@ MISSES_MAX = 64
 EARLY_MISSES_MAX = 3
 """The same for a node that is asked before the owner: each miss costs a request."""
 EARLY_RETRY_S = 2.0
-"""After so many seconds such a node is asked once more: it may have got copies meanwhile."""
+"""The pause before such a node is asked once more: it may have got copies meanwhile."""
 VIEW_WAIT_S = 1.0
 VIEW_LOOK_S = 0.02
 MOVING_S = 600.0

@@ -25,8 +25,8 @@ TIMEOUT_S = 2.0
 BATCHES_FIRST = 4
 """Batches of which a worker reports the files, of a data set whose files are known: so a wrong map is noticed."""
 BATCHES_LATER = 64
-"""After that, and after each sample was loaded once, it reports one batch in so many. So it does with a data set whose
-first batches opened no file of a mount."""
+"""Later, and once each sample was loaded, it reports one batch in so many. The same holds for a data set whose first
+batches opened no file of a mount."""
 RETRY_S = 60.0
 """Seconds after which a process reports again, after the node did not answer. It waited TIMEOUT_S for that."""
 OPENED_MAX = 1 << 16

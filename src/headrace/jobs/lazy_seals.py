@@ -69,7 +69,7 @@ class LazySeals:
         self._missing = missing
         self._renewing = threading.Lock()
         self._counts: dict[SealId, tuple[int, float]] = {}
-        """How many files each seal lacks, and since when."""
+        """The number of files that each seal lacks, and the time since which it lacks them."""
         self._failures: dict[SealId, tuple[int, float]] = {}
         """Failures in a row of the renewal of each seal, and the time until which it is not tried again."""
         self._tasks = OwnedTasks()

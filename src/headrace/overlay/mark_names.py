@@ -49,26 +49,26 @@ class MarkNames:
         self.base = prefix + "base"
         """The version of the origin's file that this one replaces, and its path: the precondition of the upload."""
         self.demoted = prefix + "left"
-        """On a directory: the node demoted files of it to the cache. Without entries it exists only because the origin
+        """The node demoted files of this directory to the cache. Without entries it exists only because the origin
         has it. It is removed once the origin no longer has it."""
         self.path = prefix + "path"
-        """On a directory in `gone`, or on its way there in `work`: its former path."""
+        """The former path of a directory in `gone`, or on its way there in `work`."""
         self.moving = prefix + "moving"
-        """On a directory: the path that it moves to. On a file: the same, then NUL and its name in `work`. The mark is
-        valid only while the entry is in `work`."""
+        """The path that the entry moves to. A file also has NUL and its name in `work`. The mark is valid only while
+        the entry is in `work`."""
         self.mode = prefix + "mode"
         """The mode of an entry whose mode on disk differs (`given_mode.py`)."""
         self.extras = prefix + "extras"
         """The attributes of an S3 object besides those of a file (`object_metadata.py`)."""
         self.published = prefix + "told"
-        """On a directory: the cluster's records cover its dirty names (`lease_marks.py`)."""
+        """The cluster's records cover the dirty names of this directory (`lease_marks.py`)."""
         self.leased = prefix + "right"
-        """On a directory: this node has the lease to create names in it exclusively (`lease_marks.py`)."""
+        """This node has the lease to create names in this directory exclusively (`lease_marks.py`)."""
         self.copy = prefix + "copy"
-        """On a file of a replica: inode number, ctime in ns and size of the writer's file."""
+        """The inode number, ctime in ns and size of the writer's file of which this is a replica."""
         self.s3 = prefix + "s3"
         self.s3_folder = prefix + "folder"
-        """On a directory that was uploaded as an object, `key/`: it stays when it is empty."""
+        """The directory was uploaded as an object, `key/`: it stays when it is empty."""
 
 
 MARKS = MarkNames()

@@ -18,8 +18,8 @@ from headrace.store.reuse_times import ReuseTimes
 RISING_MAX = 4096
 """Files that wait for their rise. Of more, those that have waited longest stay where they are."""
 RISE_MARGIN = 4.0
-"""How many times longer than the riser's interval the others must have been idle: below it, a rise gains too little for
-its I/O."""
+"""The others must have been idle this many times longer than the riser's interval: below it, a rise gains too little
+for its I/O."""
 
 
 class TierChoice:

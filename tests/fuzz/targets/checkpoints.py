@@ -19,7 +19,7 @@ from tests.fuzz.fuzzer import Fuzzer
 from tests.fuzz.mutations import mutate_tree
 
 MEMORY_BYTES_MAX = 1 << 16
-"""Of a leaf that is really made: a manifest may rightly say petabytes."""
+"""The size of a leaf that is really made: a manifest may rightly say petabytes."""
 _PACK = "000000000001-run-0-0.pack"
 _LEAVES = [
     Leaf("w", "numpy", 32, "<f4", [2, 4], chunks=[Chunk("0" * 32, 0, 0, 32, 32)]),
@@ -147,7 +147,7 @@ def _make(leaf: Leaf) -> None:
 
 
 def _metadata(data: bytes) -> None:
-    """Of torch.distributed.checkpoint."""
+    """Decode metadata of torch.distributed.checkpoint."""
     metadata = decoded_metadata(decode_json(data, dict[str, Any]))
     assert metadata.storage_data is not None
 

@@ -38,7 +38,7 @@ _RELEASES_AT = 64 + _SLOTS * 16
 _NAMES_AT = _RELEASES_AT + 512
 _GENERATIONS_AT = _NAMES_AT + 128
 _GENERATIONS_BYTES = generations._HEAD.size + _SLOTS * generations._SLOT.size
-"""Of a small handover state: a real one has 65536 slots, and takes 0.1 s to read."""
+"""The size of a small handover state: a real one has 65536 slots, and takes 0.1 s to read."""
 
 
 def _index_values(data: bytes) -> None:

@@ -165,7 +165,7 @@ def _last_view(data: bytes) -> None:
 
 
 def _token(data: bytes) -> None:
-    """Of a version that no origin has yet."""
+    """Parse the token of a version that no origin has yet."""
     version = PendingVersion.parse(data.decode("utf-8", "surrogateescape"))
     if version is not None:
         assert PendingVersion.parse(version.token) == version

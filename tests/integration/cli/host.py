@@ -235,7 +235,7 @@ class Host:
         return commands
 
     def pid_of(self, role: str) -> int:
-        """Of the node, the holder or the session; 0 when there is none."""
+        """Return the process of the node, the holder or the session, or 0 if there is none."""
         module = {
             "node": "headrace.node",
             "holder": "headrace.fuse.fd_store",
@@ -265,7 +265,7 @@ class Host:
         return pid
 
     def mounts(self) -> list[str]:
-        """Of headrace's, below the base."""
+        """Return the mountpoints of Headrace below the base."""
         return [
             row.mountpoint
             for row in mount_table()
@@ -367,7 +367,7 @@ def wait_until(
 
 @contextlib.contextmanager
 def with_settings(host: Host, **given: object) -> Iterator[None]:
-    """Of the commands within."""
+    """Set variables of the environment of the commands within."""
     before = host.environment
     host.environment = before | {f"HEADRACE_{name.upper()}": str(value) for name, value in given.items()}
     try:

@@ -86,7 +86,7 @@ def client_of(endpoint: str, access_key: str, secret_key: str) -> Any:
 
 
 _digests: dict[tuple[str, str, str], str] = {}
-"""Of each version that the server had, by key, entity tag and time: a poll reads only what is new."""
+"""Digests of the versions that the server had, by key, entity tag and time: a poll reads only what is new."""
 
 
 def _all_of(seaweed: S3Server, prefix: str) -> dict[str, str]:

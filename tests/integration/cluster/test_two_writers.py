@@ -48,8 +48,8 @@ REFUSED = (
     ("append", errno.ESTALE),
     ("append", errno.EIO),
 )
-"""Of a name that the other node changed just now: its temporary one may still be seen, and what it had before is no
-more to be read."""
+"""Errors for a name that the other node changed just now: its temporary one may still be seen, and its former content
+can't be read any more."""
 CRASHES = ("all", "node", "session", "step")
 FAILPOINTS = (*STEPS, "fuse.changed", "tree.moving", "tree.moved", "tree.renamed", "tree.away")
 

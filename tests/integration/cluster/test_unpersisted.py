@@ -47,7 +47,7 @@ def two(cluster: ClusterFixture) -> tuple[Writer, Writer]:
 
 
 def recorded(cluster: ClusterFixture, host: Host) -> int:
-    """Of how many folders the others are told that it wrote there."""
+    """Return the number of directories that the host announced to the others as written."""
     return int(cluster.status(host)["write"]["directories_announced"])
 
 

@@ -40,7 +40,7 @@ os.unlink('low/b')
 
 
 def test_what_its_owner_wrote_is_not_fetched_for_others(make_cluster: MakeCluster) -> None:
-    """Of two nodes each owns some of the names; 2^-24 that all are of one."""
+    """Each of two nodes owns some of the names, but with a probability of 2^-24."""
     cluster = make_cluster(write="back", persist_delay_s=0.05)
     cluster.start(2)
     first, second = cluster.hosts

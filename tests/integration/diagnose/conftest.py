@@ -25,7 +25,7 @@ from headrace.testing.servers import free_ports
 from tests.integration.diagnose.job_fork_server import JobForkServer
 
 MOSTLY = 0.3
-"""Of the time: each script is made to lose far more, and the machine of a test is never idle."""
+"""A share of the time that is most of it. Each script is made to lose far more: a machine of tests is never idle."""
 
 FUSERMOUNT = Path(__file__).with_name("fusermount.py")
 BYTES_S = 4_000_000

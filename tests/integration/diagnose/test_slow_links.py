@@ -70,7 +70,7 @@ def owned_by(lab: Lab, id: str) -> list[str]:
 
 
 def diagnosed(job_server: JobForkServer, lab: Lab, names: list[str], list_file: Path) -> dict[str, Any]:
-    """Of a job on the first node's host that reads the names once."""
+    """Diagnose a job on the first node's host that reads the names once."""
     list_file.write_text("\n".join(f"{lab.mountpoint(1)}/{name}" for name in names))
     return job_server.diagnose("read_files", list_file, run_folder=lab.folder(1))
 

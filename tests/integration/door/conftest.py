@@ -77,5 +77,5 @@ def make_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeD
 
 
 def left_in_work(host: Host) -> list[str]:
-    """Of files that were begun."""
+    """Return the names of files that were begun."""
     return [path.name for path in (host.cache / "upper/work").iterdir()]

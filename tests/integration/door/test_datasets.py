@@ -59,7 +59,7 @@ print(json.dumps({
 
 
 def test_offline_a_copy_is_made_from_a_mount_and_not_from_a_url(tmp_path: Path) -> None:
-    """Of datasets itself, whatever the URL: no node takes part."""
+    """Test datasets itself, whatever the URL: no node takes part."""
     path = tmp_path / "rows.parquet"
     pandas.DataFrame({"number": [1, 2, 3]}).to_parquet(path)
     script = f"""

@@ -33,7 +33,7 @@ from headrace.wire.messages import Completed, Evicted, Invalidated
 
 SMALL_BYTES = BLOCK_SIZE_BYTES
 SYS_EXIT = {"x86_64": 60, "aarch64": 93}
-"""Of one thread."""
+"""The numbers of the system call that ends one thread."""
 
 
 class MemoryFile:

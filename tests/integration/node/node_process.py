@@ -38,7 +38,7 @@ class NodeProcess:
         self.start()
 
     def configure(self, config: Config) -> None:
-        """Of the next start."""
+        """Set the configuration of the next start."""
         self.config = config
         (self.base / "config.json").write_bytes(msgspec.json.encode(config))
 

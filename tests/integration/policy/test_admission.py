@@ -47,7 +47,7 @@ def drop_pages(host: Host) -> None:
 
 
 def disk_bytes(host: Host) -> int:
-    """Of cache files, which fills and copies would leave."""
+    """Return the size of all cache files, which fills and copies would leave."""
     return sum(path.stat().st_size for path in (host.cache / "files").rglob("*") if path.is_file())
 
 

@@ -41,7 +41,7 @@ PATHS = (
     "L/bare",
     "L/bare/x",
 )
-"""Of new names (R) and of the origin's (L)."""
+"""New names (R) and those of the origin (L)."""
 SLOTS = 3
 SIZES = (0, 1, 100, 4_096, 9_999)
 MODES = (0o600, 0o644, 0o755, 0o400)

@@ -315,7 +315,7 @@ def _described(full: bytes, status: os.stat_result, files: dict[tuple[int, int],
 
 
 def _digest(full: bytes) -> str:
-    """Of the bytes as read; a short file shows itself."""
+    """Return the digest of the bytes as read, or a short file itself."""
     with open(full, "rb") as file:
         start = file.read(40)
         if len(start) < 40:

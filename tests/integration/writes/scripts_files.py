@@ -118,7 +118,7 @@ def appending(place: Place) -> None:
 
 @script()
 def writes_at_any_offset(place: Place) -> None:
-    """Of random sizes, over blocks and pages, against the same in memory."""
+    """Write random sizes over blocks and pages, and compare with the same in memory."""
     chance = random.Random(3)
     wanted = bytearray()
     fd = os.open(place.path("file"), OPEN_FLAGS)

@@ -84,7 +84,7 @@ def lower_files_are_appended_to(place: Place) -> None:
 
 @script(lower=LOWER_LARGE)
 def a_large_lower_file_is_changed(place: Place) -> None:
-    """Of more than one block, never read before: what is not written must be fetched."""
+    """Change a file of more than one block that was never read: what is not written must be fetched."""
     wanted = bytearray(LOWER_LARGE["large"])
     edit(place.low("large"), b"here", BLOCK - 2)
     wanted[BLOCK - 2 : BLOCK + 2] = b"here"
@@ -133,7 +133,7 @@ def a_lower_file_is_mapped_and_written(place: Place) -> None:
 
 @script()
 def lower_attributes_are_changed(place: Place) -> None:
-    """Of files and folders, and the bytes stay."""
+    """Change attributes of files and directories: the bytes stay."""
     for name in ("file", "folder", "folder/below/three", "bare"):
         path = place.low(name)
         os.chmod(path, 0o750)

@@ -224,7 +224,7 @@ SYS_GETDENTS64 = {"x86_64": 217, "aarch64": 61}[os.uname().machine]
 
 
 class Reads:
-    """Of a mount that can't be written: its files, each read whole and held against the truth."""
+    """Reads each file of a mount that can't be written as a whole, and compares it with the truth."""
 
     def __init__(self, folder: bytes, failures: Failures, truth: Path) -> None:
         self._failures = failures

@@ -28,7 +28,7 @@ def mounted_of(get_folder: GetFolder, mode: str) -> MountedFolder:
 
 
 def trees(mount: MountedFolder) -> dict[str, str]:
-    """Of some scripts that were run: all that a user sees."""
+    """Return all that a user sees of some scripts that were run."""
     entries: dict[str, str] = {}
     for name, script in SCRIPTS.items():
         if name in mount.ran and script.run.__module__.rpartition(".")[2] in LOOKED_AT:

@@ -102,7 +102,7 @@ class WriterFixture:
 
 
 class Steady(random.Random):
-    """Of what can be had, the first."""
+    """Chooses always the first of what can be had."""
 
     def choice(self, seq: Any) -> Any:
         return seq[0]

@@ -118,7 +118,7 @@ class NodeFixture:
         self.write.names_changed(self.namespace.tree.paths_of(names))
 
     def ask(self, work: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Of the session's thread: the node does it, and is waited for."""
+        """Let the node do the work, and wait for it in the session's thread."""
 
         async def run() -> Answer:
             return await work()

@@ -134,7 +134,7 @@ def test_a_file_that_never_stays_is_an_error_and_not_a_loop(
 
 
 def test_versions_that_nobody_reads_from_are_let_go(tmp_path: Path) -> None:
-    """Of a file that is larger than the cache there are many, one after the other; what a thread was given stays."""
+    """A file that is larger than the cache has many versions in turn. What a thread was given stays."""
     node = OneFile(tmp_path)
     reader = node.reopen(None)
     assert reader is not None

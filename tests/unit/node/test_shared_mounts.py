@@ -179,7 +179,7 @@ async def test_a_cancelled_caller_leaves_the_mounts_of_all_nodes_equal(after_s: 
 
 @pytest.mark.parametrize("is_waiting", [False, True])
 async def test_a_caller_who_is_cancelled_ends_the_check(is_waiting: bool) -> None:
-    """Of an origin that does not answer, for example. is_waiting: for another command about that path."""
+    """The origin may not answer, for example. is_waiting: for another command about that path."""
     shared = Followers()
     node = MountsOfNode(shared, check_s=60)
     await node.mounts.start({}, {})

@@ -110,7 +110,7 @@ def row(name: bytes) -> NameRow:
 
 @pytest.mark.parametrize("rows", [[row(b"other")], [row(b"f"), row(b"other")], [row(b"f"), row(b"f")]])
 async def test_a_lookup_takes_the_row_of_its_name_only(wires: Wires, rows: list[NameRow]) -> None:
-    """Of a node that is damaged or hostile; the caller then asks the origin."""
+    """A damaged or hostile node sends other rows: the caller then asks the origin."""
     wires.answer = Names(rows, 5.0, last=True)
     peers = PeerClient("a", "cluster")
     try:

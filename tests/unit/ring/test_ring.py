@@ -23,7 +23,7 @@ members = st.lists(
 
 
 def shares(ring: Ring) -> dict[str, float]:
-    """Of the circle, exactly: from each point to the one before it."""
+    """Return the exact shares of the circle: from each point to the one before it."""
     spans = dict.fromkeys((member.id for member in ring.members), 0)
     before = ring._points[-1] - (1 << 64)
     for point in ring._points:

@@ -1,4 +1,4 @@
-"""Of four workers one always has the slow batch, and the others may not go far ahead of it."""
+"""Give the slow batch always to the same one of four workers, of which the others may not go far ahead."""
 
 import time
 

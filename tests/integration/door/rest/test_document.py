@@ -16,7 +16,7 @@ from tests.integration.door.rest.conftest import Api, serving
 pytestmark = pytest.mark.timeout(120)
 
 EXAMPLES = 3
-"""Of each operation, beside those that follow from the document. Some 15 s on two cores."""
+"""Examples of each operation, beside those that follow from the document. They take some 15 s on two cores."""
 SETTINGS = """
 [checks.positive_data_acceptance]
 expected-statuses = ["2xx", 401, 404, 409, 422]  # 422: what the document allows, and this node can't do
@@ -32,7 +32,7 @@ def test_what_is_served_is_the_page_in_docs(api: Api) -> None:
 
 @pytest.mark.expected_warnings("refused interface=rest")
 def test_the_server_does_what_its_document_says(tmp_path: Path) -> None:
-    """Of a node of its own, all of which can be written, and removed."""
+    """Use a node of its own, all of which can be written and removed."""
     with serving(tmp_path, write="back") as api:
         api.host.put("images/0001.jpg", 1000)
         api.host.ok("mount", "add", "/images", api.truth / "images")

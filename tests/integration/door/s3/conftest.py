@@ -46,7 +46,7 @@ class S3:
         return make_client(self.url, number, tuple(sorted(config.items())))
 
     def environment(self) -> dict[str, str]:
-        """Of a program that reads the usual variables."""
+        """Return the environment of a program that reads the usual variables."""
         return {name: value for name, value in os.environ.items() if not name.startswith("AWS_")} | {
             "AWS_ACCESS_KEY_ID": ACCESS,
             "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -156,7 +156,7 @@ def program(name: str) -> str:
 
 
 def code_of(raised: Any) -> tuple[str, int]:
-    """Of botocore's ClientError."""
+    """Return the code and the status of botocore's ClientError."""
     answer = raised.value.response
     return answer["Error"]["Code"], answer["ResponseMetadata"]["HTTPStatusCode"]
 

@@ -127,7 +127,7 @@ def test_an_upload_in_parts_has_the_checksum_it_was_begun_for(client: Any, algor
 
 
 def check_parts(client: Any, key: str, checksum: dict[str, str]) -> None:
-    """Of an object that was put in PIECES."""
+    """Compare the checksums of an object that was put in PIECES."""
     named = {"Bucket": WRITE, "Key": key}
     head = client.head_object(**named, ChecksumMode="ENABLED")
     assert {word: head[word] for word in checksum} == checksum

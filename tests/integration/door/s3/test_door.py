@@ -221,7 +221,7 @@ def test_where_it_does_not_listen(open_: Open) -> None:
 
 
 def operations(s3: S3) -> dict[str, dict[str, int]]:
-    """Of the gateway of this folder, as `headrace status` tells them."""
+    """Return the operations of this directory's gateway, as `headrace status` shows them."""
     gateways = s3.host.status()["gateways"]
     (gateway,) = [row for row in gateways if row["address"] == "{}:{}".format(*s3.address)]
     assert gateway["kind"] == "s3"

@@ -84,7 +84,7 @@ def test_rows_say_what_head_says(s3: S3, client: Any) -> None:
 
 
 def test_two_layers_are_one_listing(s3: S3, client: Any) -> None:
-    """Of keys that are at the origin, that are only here, that are in both, and that were removed."""
+    """List keys that are at the origin, that are only here, that are in both, and that were removed."""
     for n in range(20):
         client.put_object(Bucket=WRITE, Key=f"layers/{n:02d}/k", Body=b"x")
     s3.host.ok("persist")
