@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.base.errors import HeadraceError
 from headrace.cli import options
-from headrace.cli.render import print_rows
+from headrace.cli.exit_codes import SOME_FAILED
+from headrace.cli.render import print_rows, warn
 
 if TYPE_CHECKING:
     from headrace.identity.authority import Authority, Issued
@@ -87,16 +89,20 @@ def issue(
 ) -> None:
     """Issue a certificate for each NAME.
 
-    Each certificate and its key are written to a directory of that name, to be copied to its host.
+    Each certificate and its key are written to a directory of that name, to be copied to its host. If one of the names
+    has a certificate already, the command names it and issues none.
     """
     from headrace.identity.authority import CERTIFICATE_DAYS
 
     authority = _authority(folder)
     life = CERTIFICATE_DAYS if days is None else days
-    _print(
-        [_certificate(authority.issue(name, role=role, days=life, hosts=host or [])) for name in names],
-        json=json,
-    )
+    paths: list[str] = []
+    try:
+        for directory in authority.issue_all(names, role=role, days=life, hosts=host or []):
+            paths.append(_certificate(directory))
+    finally:  # what an error of the disk left is printed before it
+        if paths:
+            _print(paths, json=json)
 
 
 def renew(
@@ -110,11 +116,23 @@ def renew(
 ) -> None:
     """Issue certificates again, with new keys.
 
-    Each is valid for as long as before. Running processes use the new files within a second of their arrival.
+    Each is valid for as long as before. Running processes use the new files within a second of their arrival. One that
+    can't be renewed is named, and the others are renewed.
     """
     authority = _authority(folder)
-    paths = [_certificate(authority.renew(name, days=days)) for name in names or authority.names()]
+    wanted = list(dict.fromkeys(names or authority.names()))
+    if len(wanted) == 1:
+        _print([_certificate(authority.renew(wanted[0], days=days))], json=json)
+        return
+    paths: list[str] = []
+    for name in wanted:
+        try:
+            paths.append(_certificate(authority.renew(name, days=days)))
+        except HeadraceError as error:
+            warn(f"{name} is not renewed: {error}")
     _print(paths, json=json)
+    if len(paths) < len(wanted):
+        raise typer.Exit(SOME_FAILED)
 
 
 def show(

@@ -137,22 +137,49 @@ class Authority:
         """Issue a certificate; return the directory with the certificate, its key and the authority. hosts: names
         and addresses of a server, for clients that compare them. replace: without it, raise PathExistsError when the
         certificate was issued before. A call that failed issued none."""
+        (directory,) = self.issue_all([name], role=role, days=days, hosts=hosts, replace=replace)
+        return directory
+
+    def issue_all(
+        self,
+        names: Sequence[str],
+        *,
+        role: str = NODE,
+        days: float = CERTIFICATE_DAYS,
+        hosts: Sequence[str] = (),
+        replace: bool = False,
+    ) -> Iterator[str]:
+        """Issue certificates as `issue` does, and yield each directory after it was written. All names are checked
+        first, so only an error of the disk comes after the first directory."""
         if role not in ROLES:
             raise UsageError(f"role {role!r}", why="it is unknown", hint=f"use one of {', '.join(ROLES)}")
         _check_days(days)
-        uri = self._form.uri_of(Identity(self._cluster, role, name))
-        directory = os.path.join(self._directory, name)
-        if os.path.lexists(os.path.join(directory, CERTIFICATE)) and not replace:
+        names = list(dict.fromkeys(names))
+        uris = [self._form.uri_of(Identity(self._cluster, role, name)) for name in names]
+        if not replace:
+            self._check_not_issued(names)
+        keys = [_new_key() for _ in names]
+        certificates = [
+            self._certified(key.public_key(), name, uri, role=role, days=days, hosts=hosts)
+            for key, name, uri in zip(keys, names, uris, strict=True)
+        ]
+        for name, key, certificate in zip(names, keys, certificates, strict=True):
+            directory = os.path.join(self._directory, name)
+            _make_directory(directory)
+            _write(os.path.join(directory, AUTHORITY), _pem(self._certificate))
+            _write(os.path.join(directory, KEY), _key_bytes(key))
+            _write(os.path.join(directory, CERTIFICATE), _pem(certificate))
+            yield directory
+
+    def _check_not_issued(self, names: Sequence[str]) -> None:
+        issued = [name for name in names if os.path.lexists(os.path.join(self._directory, name, CERTIFICATE))]
+        if issued:
+            others = ", and no other one is issued now" if len(names) > len(issued) else ""
             raise PathExistsError(
-                f"certificate {directory}", why="it was issued before", hint=f"headrace tls renew {name}"
+                f"certificates of {', '.join(issued)} in {self._directory}",
+                why=f"they were issued before{others}",
+                hint=f"headrace tls renew {' '.join(issued)}",
             )
-        key = _new_key()
-        certificate = self._certified(key.public_key(), name, uri, role=role, days=days, hosts=hosts)
-        _make_directory(directory)
-        _write(os.path.join(directory, AUTHORITY), _pem(self._certificate))
-        _write(os.path.join(directory, KEY), _key_bytes(key))
-        _write(os.path.join(directory, CERTIFICATE), _pem(certificate))
-        return directory
 
     def renew(self, name: str, *, days: float | None = None) -> str:
         """Issue a certificate again with a new key, for the same duration. days: another duration. Raise

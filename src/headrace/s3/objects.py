@@ -612,7 +612,9 @@ def _headers_of(
 
 
 def _is_current(if_range: str, attributes: ObjectAttributes) -> bool:
-    return if_range.strip() in (attributes.etag, http_date(attributes.mtime_ns))
+    """Return whether `If-Range` names this version. A date names none for sure, and neither does a weak ETag: two
+    versions may have the same (RFC 9110, 13.1.5)."""
+    return if_range.strip() == attributes.etag and not attributes.etag.startswith("W/")
 
 
 def _with_overrides(request: Request, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:

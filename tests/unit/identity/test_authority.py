@@ -14,6 +14,7 @@ import pytest
 
 from headrace.base.errors import PathExistsError, PathNotFoundError, StoreError, UsageError
 from headrace.cli.examples import FIELDS
+from headrace.cli.exit_codes import SOME_FAILED
 from headrace.cli.main import build_app
 from headrace.identity.authority import Authority, certificates_below, describe_certificate
 from headrace.identity.mutual import MutualTls, TlsFiles
@@ -57,6 +58,54 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "headrace://lab/node/n2": 7,
     }
     assert run(capsys, "show", str(tmp_path / "a/n1"))[1]["who"] == "node n1 of cluster lab"
+
+
+def test_of_several_names_all_get_a_certificate_or_none(tmp_path: Path, authority: Authority) -> None:
+    authority.issue("n1")
+    authority.issue("n3")
+    folder = tmp_path / "authority"
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(
+        PathExistsError, match=r"of n1, n3 in .*no other one is issued.*renew n1 n3"
+    ) as raised:
+        build_app("tls")(
+            args=["tls", "issue", "n0", "n1", "n2", "n3", "--folder", str(folder)], standalone_mode=False
+        )
+    assert "n0" not in str(raised.value)
+    with pytest.raises(UsageError, match="name"):
+        list(authority.issue_all(["n4", "a/b"]))
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert len(list(authority.issue_all(["n5", "n5"]))) == 1, "a name that is given twice"
+
+
+def test_a_full_disk_leaves_whole_certificates_that_are_printed(
+    tmp_path: Path, authority: Authority, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "authority/n2").write_bytes(b"a file where the directory would be")
+    with pytest.raises(StoreError, match="n2"):
+        run(capsys, "issue", "n1", "n2", "n3", "--folder", str(tmp_path / "authority"))
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["who"] == "node n1 of cluster lab"
+    assert authority.names() == ["n1"]
+
+
+def test_a_certificate_that_can_not_be_renewed_keeps_no_other_from_it(
+    tmp_path: Path, authority: Authority, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "authority"
+    list(authority.issue_all(["n1", "n2", "n3"]))
+    (folder / "n2/certificate.pem").write_bytes(b"damaged")
+    before = {name: (folder / name / "certificate.pem").read_bytes() for name in ("n1", "n2", "n3")}
+    status = build_app("tls")(args=["tls", "renew", "--json", "--folder", str(folder)], standalone_mode=False)
+    printed = capsys.readouterr()
+    assert status == SOME_FAILED
+    assert [row["who"] for row in json.loads(printed.out)] == [
+        "node n1 of cluster lab",
+        "node n3 of cluster lab",
+    ]
+    assert "headrace: n2 is not renewed: " in printed.err and "not a PEM file" in printed.err
+    after = {name: (folder / name / "certificate.pem").read_bytes() for name in before}
+    assert {name for name in before if after[name] != before[name]} == {"n1", "n3"}
 
 
 def test_keys_are_their_owners_only(authority: Authority, tmp_path: Path) -> None:

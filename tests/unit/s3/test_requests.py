@@ -12,7 +12,8 @@ from headrace.s3 import xml
 from headrace.s3.checksums import ALGORITHMS
 from headrace.s3.conditions import check_read, check_write, range_of
 from headrace.s3.errors import ERROR_MAP, FAULT_MAP, STATUS, S3Error
-from headrace.s3.objects import content_type, copy_source, is_of_bytes
+from headrace.s3.object_attributes import ObjectAttributes
+from headrace.s3.objects import _requested_range, content_type, copy_source, is_of_bytes
 from headrace.s3.routes import route
 from tests.unit.s3.conftest import request_of
 
@@ -110,6 +111,30 @@ def test_ranges_beyond_the_end(header: str) -> None:
     with pytest.raises(S3Error) as raised:
         range_of(header, 10)
     assert raised.value.code == "InvalidRange"
+
+
+@pytest.mark.parametrize(
+    ("if_range", "etag", "wanted"),
+    [
+        ('"abc"', '"abc"', (2, 4)),
+        (' "abc" ', '"abc"', (2, 4)),
+        ('"x"', '"abc"', None),
+        ("*", '"abc"', None),
+        ('W/"abc"', 'W/"abc"', None),
+        ('"abc"', 'W/"abc"', None),
+        ("Sun, 09 Sep 2001 01:46:40 GMT", '"abc"', None),
+        ("Sunday, 09-Sep-01 01:46:40 GMT", '"abc"', None),
+        ("Sun Sep  9 01:46:40 2001", '"abc"', None),
+        ("Sun, 09 Sep 2001 01:46:41 GMT", '"abc"', None),
+        ("", '"abc"', None),
+    ],
+)
+def test_if_range_takes_only_what_names_one_version(
+    if_range: str, etag: str, wanted: tuple[int, int] | None
+) -> None:
+    """A second version of the same second, or one with its time set back, must not continue the bytes of the first."""
+    request = request_of("GET /b/k", Range="bytes=2-3", If_Range=if_range)
+    assert _requested_range(request, ObjectAttributes(10, 1_000_000_000 * 10**9, etag)) == wanted
 
 
 def read_code(**headers: str) -> str:
