@@ -404,9 +404,30 @@ def known_node(socket: str | None, cache: str | None) -> SealNode:
                 raise
     folders = [volume.folder for volume in load().config.cache]
     named = None if cache is None else cache.split(":", 1)[0]
-    if named is not None and os.path.realpath(named) != os.path.realpath(folders[0]):
-        folders = [named]  # the configuration is of another node
-    return SealNode("", "/", folders, [], is_running=False)
+    if named is not None:
+        if os.path.realpath(named) != os.path.realpath(folders[0]):
+            folders = [named]  # the configuration is of another node
+        return SealNode("", "/", folders, [], is_running=False)
+    return _restarting_node(socket) or SealNode("", "/", folders, [], is_running=False)
+
+
+def _restarting_node(socket: str | None) -> SealNode | None:
+    """Return the node that a running command starts again, by the cache that the command recorded; None if there is no
+    such command. Raises UsageError if several could be meant."""
+    from headrace.cli.state import read_states
+    from headrace.cli.target import CHOOSE
+    from headrace.config.load import load
+
+    states = [state for state in read_states(load().config.run_folder) if state.alive() and state.cache]
+    if socket is not None:
+        states = [state for state in states if state.socket == os.path.abspath(socket)]
+    caches = {tuple(state.cache) for state in states}
+    if len(caches) > 1:
+        names = ", ".join(sorted(cache[0] for cache in caches))
+        raise UsageError("seal", why=f"the nodes of {names} are restarting", hint=CHOOSE)
+    if not caches:
+        return None
+    return SealNode("", "/", list(caches.pop()), states, is_running=False)
 
 
 def _node_of(target: Target, *, is_running: bool) -> SealNode:

@@ -7,6 +7,7 @@ socket. It ends by itself when no view uses that file system any more. No proces
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -83,9 +84,21 @@ def main() -> int:
     try:
         _serve(arguments, control)
     except HeadraceError as error:
-        control.sendall(json.dumps(error.as_report()).encode())
-        return 1
+        return _report(control, error)
+    except ConnectionError:
+        return 1  # the command ended, and takes no layer: the supervisor starts another one
+    except OSError as error:  # of a disk, or of a system call that the kernel refuses
+        return _report(
+            control, MountError(f"cannot make the lazy layer of seal {arguments.seal}", why=str(error))
+        )
     return 0
+
+
+def _report(control: socket.socket, error: HeadraceError) -> int:
+    """Send an error to the command, which prints it, unless it has ended."""
+    with contextlib.suppress(OSError):
+        control.sendall(json.dumps(error.as_report()).encode())
+    return 1
 
 
 if __name__ == "__main__":

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from headrace.base.errors import MountError, NodeUnavailableError
+from headrace.base.errors import MountError, NodeUnavailableError, UsageError
 from headrace.base.volume_owner import claim_volumes
 from headrace.cli import job_progress, seal, sealed_mounts
 from headrace.cli.sealed_mounts import BUSY, SealMounts, SealNode, known_node
-from headrace.cli.state import RunState
+from headrace.cli.state import RunState, write_state
 from headrace.config.schema import socket_path_of
 from headrace.seal import mountpoint
 from headrace.seal.catalogue import Place, SealId, SealRecord
@@ -181,6 +182,35 @@ def test_seals_of_a_node_that_runs_and_does_not_answer_are_not_touched(
             with pytest.raises(NodeUnavailableError, match="it accepts connections, but answers none"):
                 known_node(None, named)
     assert known_node(None, str(cache)).folders == [str(cache)]
+
+
+def test_seals_of_a_node_that_is_restarting_are_those_of_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The configuration names the cache of another node, or the default, whose seals would be listed instead."""
+    run_folder, caches = tmp_path / "run", [str(tmp_path / name) for name in ("a", "b")]
+    run_folder.mkdir(mode=0o700)
+    monkeypatch.setenv("HEADRACE_RUN_FOLDER", str(run_folder))
+    monkeypatch.setenv("HEADRACE_CACHE", f"{tmp_path}/other:1GiB")
+    monkeypatch.setattr("headrace.client.discovery.RESTART_S", 0.0)
+    assert known_node(None, None).folders == [f"{tmp_path}/other"]
+    up = RunState(kind="up", pid=os.getpid(), socket=f"{run_folder}/a.sock", cache=caches)
+    write_state(str(run_folder), up)
+    for socket_path in (None, up.socket):
+        node = known_node(socket_path, None)
+        assert (node.folders, node.is_running, node.states) == (caches, False, [up])
+    assert known_node(None, str(tmp_path / "c")).folders == [str(tmp_path / "c")]
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            write_state(
+                str(run_folder),
+                RunState(kind="up", pid=process.pid, socket=f"{run_folder}/b.sock", cache=caches[1:]),
+            )
+            with pytest.raises(UsageError, match=r"restarting.*--cache"):
+                known_node(None, None)
+            assert known_node(up.socket, None).folders == caches
+        finally:
+            process.kill()
 
 
 def test_a_directory_that_can_not_be_mounted_at_is_refused_before_files_are_fetched(
