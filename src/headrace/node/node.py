@@ -79,6 +79,7 @@ from headrace.origin.pace import OriginPaces
 from headrace.plan.planned_files import PlannedFiles
 from headrace.policy.current import CurrentPolicy
 from headrace.policy.spending import RECORD_BYTES_MAX
+from headrace.prefetch.cached_numbers import CachedNumbers
 from headrace.prefetch.fetcher import PlannedFetcher
 from headrace.prefetch.kept_epochs import KeptEpochs
 from headrace.prefetch.plan_table import PlanTable
@@ -174,7 +175,7 @@ class Node:
             self.write = None if writing is None else writing.write_back
         self.native = None if self.write is None else native_changes_of(self.write)
         self.reads = self._build_reads()
-        self.plans = PlanTable(planned, self.namespace)
+        self.plans = _build_plans(self, planned)
         self.planned_fetcher = _build_planned_fetcher(self)
         self.predictions, self.predicted_fetcher, self.kept_epochs = self._build_predictions()
         self.regrouping = Regrouping(store.space, policies.current)
@@ -626,6 +627,11 @@ def _build_tier_mover(node: Node) -> TierMover:
     mover = TierMover(node.store, node.disk, node.gate, bytes_s=node.config.tier_move_bytes_s)
     node.policies.current.changed.add(lambda _: mover.place_again())
     return mover
+
+
+def _build_plans(node: Node, planned: PlannedFiles) -> PlanTable:
+    cached = CachedNumbers(planned, node.store.index, node.reads.has)
+    return PlanTable(planned, node.namespace, cached)
 
 
 def _build_planned_fetcher(node: Node) -> PlannedFetcher:

@@ -215,10 +215,10 @@ class PlannedFetcher:
             if not readers:
                 return
             _, reader = min(readers, key=_urgency)
-            before = reader.cursor
+            before = reader.positions.cursor
             if not self._begin_next(reader):
                 refused.add(reader.key)
-            count += 1 + reader.cursor - before + len(readers) // 4
+            count += 1 + reader.positions.cursor - before + len(readers) // 4
             if count >= FILES_A_TURN:
                 count = 0
                 await asyncio.sleep(0 if self._is_behind else WALK_PAUSE_S)
@@ -239,12 +239,12 @@ class PlannedFetcher:
         """Begin the fetch of the first file from a reader's cursor on that is not cached. Return False if it must
         wait."""
         assert reader.stream is not None
-        upcoming = reader.stream.upcoming(reader.cursor, PASSED_AT_ONCE)
+        upcoming = reader.stream.upcoming(reader.positions.cursor, PASSED_AT_ONCE)
         for number in upcoming or (NO_FILE,):
-            part = None if number == NO_FILE or self._is_cached(number) else self._part_of(number)
+            part = None if self._plans.cached.has(number) else self._part_of(number)
             if part is not None:
                 return reader.may_fetch and self._begin(reader, number, part)
-            reader.cursor += 1
+            reader.positions.pass_one()
         return True
 
     def _part_of(self, number: int) -> _FilePart | None:
@@ -274,12 +274,10 @@ class PlannedFetcher:
             self._budget_bytes -= part.size_bytes
             reader.lately_bytes += part.size_bytes
             self._loads.start(self._load(part, f"train {reader.request.job}"))
-        position = reader.cursor
+        position = reader.positions.cursor
         _, first = self._waiting[key].get(reader.key, (reader, position))
         self._waiting[key][reader.key] = (reader, min(first, position))
-        reader.pending.discard(first)
-        reader.pending.add(min(first, position))  # of several positions the first is enough
-        reader.cursor += 1
+        reader.positions.begin(first)
         return True
 
     async def _load(self, part: _FilePart, job: str) -> None:
@@ -300,22 +298,14 @@ class PlannedFetcher:
             del self._in_flight[part.key]
             for reader, position in self._waiting.pop(part.key).values():
                 if is_loaded:
-                    reader.pending.discard(position)
+                    reader.positions.finish(position)
                 else:
                     reader.pause()  # an origin that is away refuses all files as fast as they are asked for
             self._plans.changed.set()
 
-    def _is_cached(self, number: int) -> bool:
-        id = self._planned.numbers.id_of(number)
-        cached = self._store.index.cached(id)
-        if cached is None or cached.complete:
-            return cached is not None
-        extent = self._planned.numbers.extent_of(number)
-        return extent is not None and self._reads.has(id, *extent)
-
     def _may_admit(self, reader: PlannedReader, number: int, surplus_bytes: int) -> bool:
         assert reader.stream is not None
-        deadline_s = reader.stream.seconds_until(reader.cursor)
+        deadline_s = reader.stream.seconds_until(reader.positions.cursor)
         return self._planned.may_admit(
             number, surplus_bytes, deadline_s=deadline_s, is_caught_up=self._is_caught_up
         )
@@ -362,4 +352,4 @@ def _urgency(upcoming: tuple[float, PlannedReader]) -> tuple[float, float, float
 
 def ahead_s(reader: PlannedReader) -> float:
     """Return for how many seconds of training all files are in the cache."""
-    return 0.0 if reader.stream is None else reader.stream.seconds_until(reader.ready_until())
+    return 0.0 if reader.stream is None else reader.stream.seconds_until(reader.positions.ready_until())

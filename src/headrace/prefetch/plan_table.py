@@ -19,8 +19,10 @@ from headrace.plan.orders import PlannedStream
 from headrace.plan.pacing import SAFETY_S, URGENT_STEPS
 from headrace.plan.planned_files import PlannedFiles
 from headrace.plan.step_time import StepTime
+from headrace.prefetch.cached_numbers import CachedNumbers
 from headrace.prefetch.early_reports import EarlyReports
 from headrace.prefetch.learned_maps import LearnedMaps
+from headrace.prefetch.ready_positions import ReadyPositions
 from headrace.prefetch.sample_map import FILES_A_SAMPLE_MAX, FileFinder, SampleMap
 from headrace.wire.extents import bounds_by_file, numbers_of_bytes
 from headrace.wire.messages import (
@@ -45,6 +47,8 @@ NAMES_A_TURN = 4096
 EXTENTS_A_TURN = 1 << 15
 LOOKUPS_OF_EVICTED = 8192
 """Samples, names, and uses of evicted files that are looked up before others have their turn: some 10 ms."""
+LOOKED_AT_BEGIN = 2048
+"""The first samples of an epoch, times the files of each, that are looked up in the cache at once: some 10 ms."""
 EPOCHS_AHEAD = 2
 DRAWN_BATCHES = 16
 """Batches that a loader may have taken from its sampler before its workers read them: workers times prefetch_factor.
@@ -58,17 +62,13 @@ small for all its users wastes little."""
 
 class PlannedReader:
     """One loader of one process. sample_map: of its data set. stream: what is known of its order, None before that.
-
-    cursor: the position of the stream up to which the fetcher has begun all. pending: positions before it whose files
-    are not cached yet.
-    """
+    positions: which of the stream are cached."""
 
     def __init__(self, request: PlanStart, sample_map: SampleMap, now_s: float) -> None:
         self.request = request
         self.sample_map = sample_map
         self.stream: PlannedStream | None = None
-        self.cursor = 0
-        self.pending: set[int] = set()
+        self.positions = ReadyPositions()
         self.paused_until_s = 0.0
         self.epoch = self.position = 0
         self.hits = self.misses = 0  # of this epoch
@@ -78,6 +78,7 @@ class PlannedReader:
         """The bytes that were fetched for it of late; older ones count less."""
         self._width = sample_map.width  # files a sample in the stream
         self._starts: dict[int, int] = {}  # epoch → its first position in the stream
+        self._begun_at: int | None = None  # the first position of the last epoch that was reported
         self._received_epoch, self._received = -1, array("I")
         self._step = StepTime(request.batch_size)
         self._is_wrong = False
@@ -112,7 +113,7 @@ class PlannedReader:
         """Return how many whole steps from the present position on are in the cache."""
         if self.stream is None:
             return 0
-        return max(0, self.ready_until() - self.stream.position) // self.stream.batch_size
+        return max(0, self.positions.ready_until() - self.stream.position) // self.stream.batch_size
 
     @property
     def left_steps(self) -> int:
@@ -124,7 +125,9 @@ class PlannedReader:
     @property
     def ahead_samples(self) -> int:
         """Return how many samples from the present position on are in the cache."""
-        return 0 if self.stream is None else max(0, self.ready_until() - self.stream.position) // self._width
+        if self.stream is None:
+            return 0
+        return max(0, self.positions.ready_until() - self.stream.position) // self._width
 
     @property
     def held_samples(self) -> int:
@@ -165,11 +168,10 @@ class PlannedReader:
         self.stream = PlannedStream(files, self.request.batch_size * width)
         self._starts = {epoch: 0}
         self._width = width
-        self.cursor = 0
-        self.pending.clear()
+        self.positions, self._begun_at = ReadyPositions(), None
         return True
 
-    def advance(self, request: PlanProgress, now_s: float) -> int | None:
+    def advance(self, request: PlanProgress, now_s: float, cached: CachedNumbers) -> int | None:
         """Note the position. Return that of the stream, or None if the epoch's order is not known."""
         self.heard_s = now_s
         if (request.epoch, request.position) < (self.epoch, self.position):
@@ -181,12 +183,11 @@ class PlannedReader:
         if request.epoch != self.epoch:
             self.hits = self.misses = self.position = 0
         taken = min(start + request.position * self._width, self._end_after(start))
-        self._count(start, taken)
+        self._count(start, taken, cached)
         self.epoch, self.position = request.epoch, request.position
         self._step.note(now_s, request.position)
-        self.cursor = max(self.cursor, taken - self._drawn_ahead)
-        if self.pending:
-            self.pending = {position for position in self.pending if position >= taken}
+        self.positions.skip_to(taken - self._drawn_ahead)
+        self.positions.forget_before(taken)
         return taken
 
     @property
@@ -198,12 +199,13 @@ class PlannedReader:
         """Return whether the file at the cursor may be fetched now. Of an epoch that has not begun, only what its first
         seconds need is fetched: no process says that the present one is its last. A reader whose files come late has no
         such limit, as the time between two epochs is of use to it."""
-        if self.stream is None or self.cursor < self._end_after(self._starts.get(self.epoch, 0)):
+        cursor = self.positions.cursor
+        if self.stream is None or cursor < self._end_after(self._starts.get(self.epoch, 0)):
             return True
         samples = max(self.epoch_samples, self.hits + self.misses)  # an order that is read is not kept
         is_late = self.misses > LATE_SHARE * samples
         first_s = max(SAFETY_S, URGENT_STEPS * self.stream.step_s)
-        return is_late or self.stream.seconds_until(self.cursor) <= first_s
+        return is_late or self.stream.seconds_until(cursor) <= first_s
 
     def _end_after(self, start: int) -> int:
         """Return the position after the epoch that begins at a position."""
@@ -218,31 +220,39 @@ class PlannedReader:
         if self.stream is None:
             return None
         position = self.stream.position
-        ahead = self.stream.upcoming(position, min(count_max, self.cursor - position))
+        ahead = self.stream.upcoming(position, min(count_max, self.positions.cursor - position))
         return next((position + place for place, number in enumerate(ahead) if is_evicted(number)), None)
 
     def look_again(self, position: int | None) -> None:
         """Go back to a position that was evicted before it was read, but not at once."""
-        if position is not None and position < self.cursor:
-            self.cursor = position
+        if position is not None and self.positions.go_back(position):
             self.pause()
 
     def pause(self) -> None:
         """Let nothing be fetched for a while."""
         self.paused_until_s = monotonic_s() + PAUSE_S
 
-    def ready_until(self) -> int:
-        """Return the first position of the stream whose file is not known to be cached."""
-        return min(self.pending, default=self.cursor)
-
-    def _count(self, start: int, taken: int) -> None:
-        """Count the samples that were taken since the last report, of the epoch that begins at a position."""
+    def _count(self, start: int, taken: int, cached: CachedNumbers) -> None:
+        """Count the samples that were taken since the last report, of the epoch that begins at a position. Of samples
+        that were read before their order was known, nobody knows whether they were cached."""
         assert self.stream is not None
-        before, ready = max(start, self.stream.position), self.ready_until()
-        hits = max(0, min(taken, ready) - before)
-        hit_samples, missed_samples = hits // self._width, max(0, taken - before - hits) // self._width
-        self.hits, self.misses = self.hits + hit_samples, self.misses + missed_samples
-        self.all_hits, self.all_misses = self.all_hits + hit_samples, self.all_misses + missed_samples
+        before = max(start, self.stream.position)
+        if self._begun_at != start:
+            self._begun_at = start
+            unread = max(start, taken - self._drawn_ahead)
+            if self.positions.cursor < unread:
+                before = max(before, unread)
+            self._look(max(before, self.positions.cursor), cached)
+        samples = max(0, taken - before) // self._width
+        missed = min(samples, self.positions.missed_samples(start, before, taken, self._width))
+        self.hits, self.misses = self.hits + samples - missed, self.misses + missed
+        self.all_hits, self.all_misses = self.all_hits + samples - missed, self.all_misses + missed
+
+    def _look(self, first: int, cached: CachedNumbers) -> None:
+        """Look up from a position on what is cached as an epoch begins. Its workers take many samples before the
+        fetcher passes them."""
+        if self.stream is not None and self.state == "planned":
+            self.positions.look(first, map(cached.has, self.stream.upcoming(first, LOOKED_AT_BEGIN)))
 
     def _order_of(self, epoch: int) -> array[int] | ExtentOrder | None:
         start = self._starts.get(epoch)
@@ -256,9 +266,15 @@ class PlanTable:
     orders."""
 
     def __init__(
-        self, planned: PlannedFiles, namespace: Namespace, *, samples_max: int = SAMPLES_MAX
+        self,
+        planned: PlannedFiles,
+        namespace: Namespace,
+        cached: CachedNumbers,
+        *,
+        samples_max: int = SAMPLES_MAX,
     ) -> None:
         self.planned = planned
+        self.cached = cached
         self._samples_max = samples_max
         self.changed = asyncio.Event()
         """Set when the fetcher may find something to do."""
@@ -395,7 +411,7 @@ class PlanTable:
         UsageError for an unknown stream: its process then sends all again."""
         reader = self._reader(request.stream)
         with self.planned.lock:
-            taken = reader.advance(request, monotonic_s())
+            taken = reader.advance(request, monotonic_s(), self.cached)
             if taken is not None:
                 self.planned.orders.advance(reader.key, taken)
                 if reader.stream is not None and reader.step_s is not None:
@@ -485,8 +501,12 @@ class PlanTable:
         for reader in self._readers.values():
             if monotonic_s() < reader.paused_until_s:
                 continue
-            if reader.is_fetched and reader.stream is not None and reader.cursor < reader.stream.end:
-                yield reader.stream.seconds_until(reader.cursor), reader
+            if (
+                reader.is_fetched
+                and reader.stream is not None
+                and reader.positions.cursor < reader.stream.end
+            ):
+                yield reader.stream.seconds_until(reader.positions.cursor), reader
 
     def _new_map(self, request: PlanStart) -> SampleMap:
         sample_map = SampleMap(request.samples, self.planned.numbers)

@@ -16,6 +16,7 @@ from headrace.base.errors import HeadraceError, PathNotFoundError, ProtocolError
 from headrace.base.model import FileId, Kind, Version
 from headrace.node.plan_requests import PlanRequests
 from headrace.plan.planned_files import PlannedFiles
+from headrace.prefetch.cached_numbers import CachedNumbers
 from headrace.prefetch.early_reports import BYTES_MAX, REPORTS_MAX
 from headrace.prefetch.fetcher import PlannedFetcher
 from headrace.prefetch.learned_maps import KEPT_MAX
@@ -55,6 +56,9 @@ class _FolderOfFiles:
     def entry(self, id: FileId) -> _Entry | None:
         return _Entry(id) if 1000 <= id < 1000 + _FILES else None
 
+    def cached(self, id: FileId) -> SimpleNamespace | None:
+        return SimpleNamespace(complete=id % 3 == 1) if id % 3 else None
+
     async def resolve(self, folder: bytes) -> _Entry:
         if folder != b"/d":
             raise PathNotFoundError(repr(folder), why="no such directory")
@@ -70,8 +74,9 @@ def _node() -> tuple[asyncio.AbstractEventLoop, PlanTable, PlanRequests]:
     files: Any = _FolderOfFiles()
     planned = PlannedFiles()
     planned.add_volume(0, lambda id: 4096 if id % 2 else 0)
-    plans = PlanTable(planned, files, samples_max=_SAMPLES_MAX)
     nothing: Any = None
+    cached = CachedNumbers(planned, files, lambda id, start, end: bool(start % 2))
+    plans = PlanTable(planned, files, cached, samples_max=_SAMPLES_MAX)
     fetcher = PlannedFetcher(plans, nothing, nothing, files.tree, watermark_low=0.9)
     predictions = PredictionTable(files.tree, plans.is_planned)
     return asyncio.new_event_loop(), plans, PlanRequests(plans, fetcher, predictions)
@@ -128,7 +133,7 @@ def _check(plans: PlanTable) -> None:
     assert plans._count_samples() <= 2 * _SAMPLES_MAX
     assert len(plans.early) <= REPORTS_MAX and 0 <= plans.early.bytes <= BYTES_MAX
     for reader in readers:
-        assert min(reader.ready_until(), reader.ahead_samples) >= 0
+        assert min(reader.positions.ready_until(), reader.ahead_samples) >= 0
         if reader.stream is not None:
             assert len(reader.stream.epochs) <= EPOCHS_AHEAD + 1
             assert reader.stream.position <= reader.stream.end

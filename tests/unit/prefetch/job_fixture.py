@@ -12,6 +12,7 @@ from typing import Self
 from headrace.base.model import FileId
 from headrace.origin.memory import MemoryOrigin
 from headrace.plan.planned_files import PlannedFiles
+from headrace.prefetch.cached_numbers import CachedNumbers
 from headrace.prefetch.fetcher import PlannedFetcher
 from headrace.prefetch.plan_table import SAMPLES_MAX, PlannedReader, PlanTable
 from headrace.prefetch.predicted_fetcher import PredictedFetcher
@@ -46,7 +47,8 @@ class PlannedNode:
         self.paths = [b"/d/%d" % number for number in range(files)]
         for number in range(files):
             self.reads.origin.hold(f"d/{number}", number.to_bytes(4, "little") * (SIZE_BYTES // 4))
-        self.plans = PlanTable(self.planned, self.reads.namespace, samples_max=samples_max)
+        cached = CachedNumbers(self.planned, self.reads.store.index, self.reads.reads.has)
+        self.plans = PlanTable(self.planned, self.reads.namespace, cached, samples_max=samples_max)
         self.reads.store.space.evicted.add(self.plans.note_evicted)
         self.fetcher = PlannedFetcher(
             self.plans,

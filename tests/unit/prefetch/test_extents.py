@@ -143,7 +143,7 @@ async def test_extents_that_were_evicted_before_their_use_are_fetched_again(node
         node.reads.store.free(id)
         node.reads.reads.forget([id])
         node.plans.note_evicted([id])
-        assert job.reader.cursor == 1
+        assert job.reader.positions.cursor == 1
         assert (1, 2) not in node.present()
         await node.settle(10)
         assert node.present() == {place_of(sample) for sample in (0, 40, 80)}

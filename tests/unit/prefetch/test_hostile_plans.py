@@ -194,10 +194,10 @@ async def test_a_sample_that_is_repeated_waits_once(node: PlannedNode, origin: F
         origin.wait_s = 3.0
         await job.begin([1] * 1000)
         await pass_time(2)
-        assert job.reader.pending == {0}
-        assert job.reader.cursor == 1000
+        assert job.reader.positions.pending == {0}
+        assert job.reader.positions.cursor == 1000
         await node.settle(4)
-        assert not job.reader.pending
+        assert not job.reader.positions.pending
 
 
 async def test_an_origin_that_is_away_is_asked_slowly(tmp_path: Path, origin: FlakyOrigin) -> None:
@@ -208,7 +208,7 @@ async def test_an_origin_that_is_away_is_asked_slowly(tmp_path: Path, origin: Fl
         origin.is_away = True
         await node.settle(20)
         assert node.fetcher.failed_files <= 64 * 5
-        assert job.reader.ready_until() == 0
+        assert job.reader.positions.ready_until() == 0
         origin.is_away = False
         await node.settle(60)
         assert len(node.cached()) >= 600
@@ -233,7 +233,7 @@ async def test_large_files_are_not_fetched_ahead(node: PlannedNode, monkeypatch:
         job = Job(node)
         await job.begin(range(FILES))
         await node.settle()
-        assert (node.cached(), job.reader.cursor) == (set(), FILES)
+        assert (node.cached(), job.reader.positions.cursor) == (set(), FILES)
 
 
 async def test_data_sets_with_the_same_key_are_not_mixed(node: PlannedNode) -> None:

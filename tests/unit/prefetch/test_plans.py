@@ -123,7 +123,7 @@ async def test_batches_that_wait_for_the_workers_are_fetched_too(node: PlannedNo
         job.progress(FILES)
         await job.order(shuffled(2), epoch=1)
         job.progress(100, epoch=1)
-        assert job.reader.cursor == FILES + 100 - 64
+        assert job.reader.positions.cursor == FILES + 100 - 64
 
 
 async def test_a_second_process_need_not_name_the_files(node: PlannedNode) -> None:

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from headrace.plan.planned_files import PlannedFiles
+from headrace.prefetch.cached_numbers import CachedNumbers
 from headrace.prefetch.fetcher import PlannedFetcher
 from headrace.prefetch.plan_table import PlanTable
 from headrace.testing.virtual_loop import pass_time
@@ -21,7 +22,9 @@ class PlannedMember:
 
     def __init__(self, node: OneNode, paths: list[bytes]) -> None:
         self.node, self.paths = node, paths
-        self.plans = PlanTable(PlannedFiles(), node.namespace)
+        planned = PlannedFiles()
+        cached = CachedNumbers(planned, node.store.index, node.reads.has)
+        self.plans = PlanTable(planned, node.namespace, cached)
         self.fetcher = PlannedFetcher(
             self.plans, node.reads, node.store, node.namespace.tree, watermark_low=0.9
         )
