@@ -179,11 +179,11 @@ class FileDesk:
             return NotOwnerError(os.fsdecode(part.path), why="not here")
         return DeskPiece(file)
 
-    async def names(self, request: ListShared | LookupShared) -> list[Names]:
+    async def names(self, request: ListShared | LookupShared) -> Iterator[Names]:
         if isinstance(request, ListShared):
-            return self.pages
+            return iter(self.pages)
         rows = [row for page in self.pages for row in page.rows if row.name == request.name]
-        return [Names(rows, 5.0, last=True)]
+        return iter([Names(rows, 5.0, last=True)])
 
     async def invalidate_listing(self, request: InvalidateListing | OriginChanged) -> None:
         self.forgotten.append(request)

@@ -29,7 +29,14 @@ from headrace.base.model import ObjectMetadata
 from headrace.entry.peer.server import PeerServer, avoid_bbr
 from headrace.peer.client import PeerClient
 from headrace.testing.waiting import until
-from headrace.wire.peer_messages import PEER_PROTOCOL, InvalidateListing, OriginChanged, PeerWelcome
+from headrace.wire.peer_messages import (
+    PEER_PROTOCOL,
+    InvalidateListing,
+    ListShared,
+    Names,
+    OriginChanged,
+    PeerWelcome,
+)
 
 from .peer_desk import (
     CLUSTER,
@@ -206,6 +213,29 @@ async def test_listings_lookups_and_the_rest(tmp_path: Path) -> None:
         assert await peers.offer_handover(node, [away, here, away], epoch=1, deadline=soon()) == [0, 2]
         welcome = await peers.ping_any(node.address, soon())
         assert (welcome.node, welcome.instance, welcome.epoch) == ("b", "run1", 7)
+
+
+async def test_the_loop_does_other_work_between_two_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All pages of a directory were built in one turn: of a million names in ten seconds."""
+    async with serving(tmp_path) as pair:
+        loop, turns = asyncio.get_running_loop(), [0]
+
+        async def names(request: ListShared) -> Iterator[Names]:
+            return pages()
+
+        def pages() -> Iterator[Names]:
+            for number in range(4):
+                before = turns[0]
+                loop.call_soon(lambda: turns.__setitem__(0, turns[0] + 1))
+                yield page_of(5000, number * 5000, last=number == 3)
+                assert asyncio.get_running_loop() is loop
+                assert turns[0] > before
+
+        monkeypatch.setattr(pair.desk, "names", names)
+        listing = pair.peers.list(pair.node, b"/data", epoch=1, deadline=soon())
+        assert sum([len(page.rows) async for page in listing]) == 20_000
 
 
 async def test_connections_are_kept_and_a_stale_one_is_replaced(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ VIEW_WAIT_S = 1.0
 VIEW_LOOK_S = 0.02
 MOVING_S = 600.0
 """Former owners are asked for bytes during this time after a change of the members."""
+FAILING_S = 10.0
+"""Seconds without a failed read after which an owner that answers counts as one that fails no more."""
 SPARE_MAX = 64
 HANDING_OVER_S = 60.0
 """Former owners are asked before the new owner during this time."""
@@ -72,6 +74,8 @@ class PeerReader:
         self._changed_s = float("-inf")
         self._misses: dict[str, int] = {}
         self._missed_s: dict[str, float] = {}
+        self._failed_s: dict[str, float] = {}
+        """The time of the last failed read by owner, without owners that have answered for FAILING_S since."""
         # what the links bear without queueing; it limits only the reads that nobody waits for
         self._unqueued = Window(maximum=SPARE_MAX, start=START, least=1)
 
@@ -166,19 +170,34 @@ class PeerReader:
         except HeadraceError as error:
             if not hop.cached_only:
                 self.reads_failed += 1
-                level = logging.INFO if isinstance(error, VersionChangedError) else logging.WARNING
-                log.log(
-                    level, "a peer did not return bytes that it owns node=%s error=%s", hop.node.id, error
-                )
+                self._log_failure(hop.node.id, error)
             else:
                 self._misses[hop.node.id] = self._misses.get(hop.node.id, 0) + 1
                 self._missed_s[hop.node.id] = monotonic_s()
             return error
         if hop.cached_only:
             self._misses[hop.node.id] = 0
+        elif hop.node.id in self._failed_s:
+            self._note_answer(hop.node.id)
         self._count(size_bytes)
         self._unqueued.record(bytes_read=size_bytes, seconds=monotonic_s() - began_s)
         return arrived
+
+    def _log_failure(self, id: str, error: HeadraceError) -> None:
+        """Log why an owner did not return bytes: as a warning when it begins to fail, as hundreds of reads may fail in
+        a second."""
+        level = logging.WARNING
+        if isinstance(error, VersionChangedError) or id in self._failed_s:
+            level = logging.INFO
+        if not isinstance(error, VersionChangedError):
+            self._failed_s[id] = monotonic_s()
+        log.log(level, "a peer did not return bytes that it owns node=%s error=%s", id, error)
+
+    def _note_answer(self, id: str) -> None:
+        """Note bytes from an owner that failed. It fails no more if no read has failed for a while."""
+        if monotonic_s() - self._failed_s[id] >= FAILING_S:
+            del self._failed_s[id]
+            log.info("a peer returns the bytes that it owns again node=%s", id)
 
     async def fetch_pending(self, node: NodeInfo, wanted: FileRange) -> Arrived:
         """Fetch a range of a file that the node wrote, or has a replica of. Raise HeadraceError."""

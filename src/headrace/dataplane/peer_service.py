@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -243,8 +243,9 @@ class NodePeerService:
             wanted.path, Version(wanted.size_bytes, wanted.mtime_ns, wanted.token)
         )
 
-    async def names(self, request: ListingRequest) -> list[Names]:
-        """Return names in pages. The last page is marked."""
+    async def names(self, request: ListingRequest) -> Iterator[Names]:
+        """Return names in pages. The last page is marked. Taking a page blocks for some milliseconds; other work of the
+        loop may run before the next one is taken."""
         self._namespace.tree.check_mounted(request.path)
         directory = self._namespace.tree.make_directories(request.path)
         if isinstance(request, LookupShared):
@@ -252,12 +253,12 @@ class NodePeerService:
                 await self._namespace.checks.check_for_peer(request.path, request.name)
             else:
                 await self._namespace.resolver.lookup(directory, request.name, for_peer=True)
-            return [self._namespace.owner_names.page_of(directory, request.name)]
+            return iter([self._namespace.owner_names.page_of(directory, request.name)])
         if request.anew:
             await self._namespace.listings.refresh(directory, for_peer=True)
         else:
             await self._namespace.listings.list(directory, for_peer=True)
-        return list(self._namespace.owner_names.pages(directory))
+        return self._namespace.owner_names.pages(directory)
 
     async def take_over(self, request: OfferHandover, *, peer: str) -> HandoverAnswer:
         """Fetch files that another node offers and this node owns now. Other reads precede them. peer: that node."""

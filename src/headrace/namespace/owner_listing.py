@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from headrace.base import boot_clock
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
-from headrace.base.model import Entry, FileId
+from headrace.base.model import FileId
 from headrace.namespace.pending_rows import PendingRows
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.store.index import Index
-from headrace.wire.peer_messages import NameRow, Names
+from headrace.wire.peer_messages import Names
 
 if TYPE_CHECKING:
     from headrace.peer.client import PeerClient
@@ -33,23 +33,23 @@ class OwnerNames:
         self._pending = pending
 
     def pages(self, directory: FileId) -> Iterator[Names]:
-        """Yield the rows of a directory in pages. The index must have its listing."""
-        children = self._rows(directory, self._index.children(directory))
-        while len(rows := [*islice(children, NAMES_A_PAGE)]) == NAMES_A_PAGE:
-            yield Names(rows=rows, good_for_s=self._good_for_s(directory), last=False)
-        yield Names(rows=rows, good_for_s=self._good_for_s(directory), last=True)
+        """Yield the rows of a directory in pages. The index must have its listing. Rows may change before the next page
+        is taken. The pages are good as long as the listing from which the first one came, at most."""
+        path, until_ns = self._index.path_of(directory) or b"", self._index.fresh_until_ns(directory)
+        children = self._pending.at_origin(path, directory, self._index.children(directory))
+        is_last = False
+        while not is_last:
+            rows = [*islice(children, NAMES_A_PAGE)]
+            is_last = len(rows) < NAMES_A_PAGE
+            good_for_s = _seconds_until(min(until_ns, self._index.fresh_until_ns(directory)))
+            yield Names(rows=rows, good_for_s=good_for_s, last=is_last)
 
     def page_of(self, directory: FileId, name: bytes) -> Names:
         """Return the row of a single name."""
         entry = self._index.lookup(directory, name)
-        rows = [*self._rows(directory, [] if entry is None else [entry], only=name)]
-        return Names(rows=rows, good_for_s=self._good_for_s(directory), last=True)
-
-    def _rows(self, directory: FileId, children: Iterable[Entry], *, only: bytes = b"") -> Iterator[NameRow]:
-        return self._pending.at_origin(self._index.path_of(directory) or b"", children, only=only)
-
-    def _good_for_s(self, directory: FileId) -> float:
-        return max(0.0, (self._index.fresh_until_ns(directory) - boot_clock.now_ns()) / 1e9)
+        row = self._pending.row_at_origin(self._index.path_of(directory) or b"", name, entry)
+        good_for_s = _seconds_until(self._index.fresh_until_ns(directory))
+        return Names(rows=[] if row is None else [row], good_for_s=good_for_s, last=True)
 
 
 class OwnerListingClient:
@@ -108,3 +108,8 @@ class OwnerListingClient:
             if self._peers.usable(owner):
                 return owner
         return None
+
+
+def _seconds_until(time_ns: int) -> float:
+    """Return the seconds until a time of CLOCK_BOOTTIME; 0 if it has passed."""
+    return max(0.0, (time_ns - boot_clock.now_ns()) / 1e9)

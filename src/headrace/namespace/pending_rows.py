@@ -140,16 +140,34 @@ class PendingRows:
         return None if pending is None or name not in pending.rows else (pending.rows[name],)
 
     def at_origin(
-        self, directory_path: bytes, children: Iterable[Entry], *, only: bytes = b""
+        self, directory_path: bytes, directory: FileId, children: Iterable[Entry]
     ) -> Iterator[NameRow]:
-        """Yield the origin's rows of a directory, given its children in the index. With `only`, yield the row of that
-        name."""
-        pending = self._directories.get(directory_path)
-        base = {} if pending is None else pending.base
+        """Yield the origin's rows of a directory, given its children in the index. Rows may change before the next one
+        is taken. No name that the origin has all that time is left out then, unless a writer hides it and shows it
+        again meanwhile. One may come twice."""
+        before = {*self._base(directory_path)}
+        answered: set[bytes] = set()
         for child in children:
-            if child.name not in base and not is_pending(child.version):
-                yield row_of(child)
-        yield from (row for row in base.values() if row is not None and only in (b"", row.name))
+            if child.name in before or child.name in self._base(directory_path):
+                answered.add(child.name)
+            row = self.row_at_origin(directory_path, child.name, child)
+            if row is not None:
+                yield row
+        for name in (
+            before | self._base(directory_path).keys()
+        ) - answered:  # hidden in the index, now or before
+            row = self.row_at_origin(directory_path, name, self._index.lookup(directory, name))
+            if row is not None:
+                yield row
+
+    def row_at_origin(self, directory_path: bytes, name: bytes, entry: Entry | None) -> NameRow | None:
+        """Return the origin's row of a name; None if the origin has none. entry: what the index has."""
+        base = self._base(directory_path)
+        return base[name] if name in base else _base_of(entry)
+
+    def _base(self, directory_path: bytes) -> Rows:
+        pending = self._directories.get(directory_path)
+        return {} if pending is None else pending.base
 
 
 class OriginListing:

@@ -131,7 +131,7 @@ class DirectPeers:
     async def lookup(
         self, node: NodeInfo, path: bytes, name: bytes, *, epoch: int, deadline: Deadline, anew: bool = False
     ) -> Names:
-        return (await self._desk(node).names(LookupShared(path, name, epoch, anew)))[0]
+        return next(await self._desk(node).names(LookupShared(path, name, epoch, anew)))
 
     async def offer_handover(self, node: NodeInfo, files: Any, *, epoch: int, deadline: Deadline) -> Any:
         if node.id in self.world.refusing:

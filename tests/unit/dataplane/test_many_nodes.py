@@ -100,6 +100,30 @@ async def test_a_dead_owner_costs_no_error(world: NodesFixture) -> None:
 
 
 @pytest.mark.expected_warnings("headrace.dataplane.peer_reader")
+async def test_an_owner_that_fails_is_reported_once_each_time(
+    world: NodesFixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each failed read was a warning."""
+    names = [str(number) for number in range(120)]
+    for name in names:
+        world.put(name, body_of(1000, 1)[:1000])
+    of_a = [name for name in names if world.owner(name).id == "a"]
+    reader = world.nodes["b"]
+    for times in (1, 2):
+        world.down = {"a"}
+        for name in of_a[:4]:
+            await reader.read(name)
+        warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+        assert len(warnings) == times
+        world.down = set()
+        await reader.read(of_a[4])  # one answer soon after a failure is no change
+        await pass_time(peer_reader.FAILING_S)
+        await reader.read(of_a[5])
+        del of_a[:6]
+    assert reader.sources.reader.reads_failed == 8
+
+
+@pytest.mark.expected_warnings("headrace.dataplane.peer_reader")
 async def test_a_replica_answers_for_a_dead_owner(tmp_path: Path) -> None:
     async with NodesFixture(tmp_path, replicas=2).running() as world:
         filled(world)

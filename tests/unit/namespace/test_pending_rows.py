@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from headrace.base.errors import OriginUnavailableError
 from headrace.base.model import FileId, Kind, Version
+from headrace.namespace import owner_listing
 from headrace.namespace.mounts import MountTable
 from headrace.namespace.namespace import Namespace
 from headrace.namespace.pending_rows import Rows
 from headrace.namespace.refresh_queue import RefreshQueue
 from headrace.overlay.pending_version import PendingVersion, is_pending
+from headrace.store import index as index_module
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
 from headrace.wire.peer_messages import NameRow
@@ -36,7 +39,7 @@ class Others:
     async def rows(self, folder: bytes) -> Rows:
         return dict(self.said.get(folder, {}))
 
-    def say(self, folder: bytes, *rows: NameRow, hidden: tuple[bytes, ...] = ()) -> None:
+    def say(self, folder: bytes, *rows: NameRow, hidden: Sequence[bytes] = ()) -> None:
         self.said[folder] = {row.name: row for row in rows} | dict.fromkeys(hidden)
 
 
@@ -128,6 +131,47 @@ async def test_peers_are_told_what_the_origin_has(tree: NamespaceFixture, others
         assert [row.name for row in tree.namespace.owner_names.page_of(directory, b"b").rows] == [b"b"]
         assert not tree.namespace.owner_names.page_of(directory, b"new").rows
         await tree.namespace.listings.refresh_listed(b"/d")
+
+
+async def test_names_that_change_between_two_pages_are_neither_left_out_nor_shown_as_written(
+    tree: NamespaceFixture, others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop does other work between two pages of a large directory."""
+    monkeypatch.setattr(owner_listing, "NAMES_A_PAGE", 2)
+    monkeypatch.setattr(index_module, "CHILDREN_BATCH", 1)
+    names = [bytes([letter]) for letter in b"abcdefgh"]
+    tree.attach("/", origin_with(*(f"d/{os.fsdecode(name)}" for name in names)))
+    await tree.names("/d")
+    directory = tree.namespace.tree.make_directories(b"/d")
+    steps = [
+        ((file(b"a"), file(b"h"), folder(b"i")), (b"g",)),
+        ((file(b"a"), file(b"f", 2), folder(b"i"), file(b"j")), (b"c", b"e", b"h")),
+        ((file(b"k"), file(b"c", 3)), (b"a", b"e")),
+        ((file(b"e", 4), file(b"c", 3)), (b"a", b"g", b"h")),
+    ]
+    for begun in range(len(steps)):
+        pages, rows, left = tree.namespace.owner_names.pages(directory), [], list(steps)
+        for entries, hidden in steps[:begun]:
+            await changed(tree, others, *entries, hidden=hidden)
+            left.pop(0)
+        for page in pages:
+            rows += page.rows
+            if left:
+                entries, hidden = left.pop(0)
+                await changed(tree, others, *entries, hidden=hidden)
+        assert {row.name for row in rows} == set(names)
+        assert not any(is_pending(Version(0, 0, row.token)) for row in rows)
+        assert {Kind(row.kind) for row in rows} == {Kind.FILE}
+        await changed(tree, others)
+
+
+async def changed(
+    tree: NamespaceFixture, others: Others, *rows: NameRow, hidden: Sequence[bytes] = ()
+) -> None:
+    """Let the pending names of a directory be these."""
+    others.say(b"/d", *rows, hidden=hidden)
+    tree.namespace.refreshes.schedule(b"/d", False)
+    await settled(tree)
 
 
 async def test_what_a_writer_that_is_gone_told_nobody_of_is_seen(

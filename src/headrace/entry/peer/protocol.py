@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from headrace.wire.peer_messages import (
     Fetch,
     InvalidateListing,
     ListingRequest,
+    Names,
     OfferHandover,
     OriginChanged,
     PeerHello,
@@ -129,10 +130,7 @@ class PeerProtocol:
                 )
             yield from Transfer(self._channel, self._bridge, request, peer=self._peer).run()
         elif isinstance(request, ListingRequest):
-            pages = yield from self._call(service.names(request), "listing for a peer")
-            for page in pages:
-                self._put(page)
-                yield from self._channel.flush()
+            yield from self._list(request)
         elif isinstance(request, InvalidateListing | OriginChanged):
             yield from self._call(service.invalidate_listing(request), "invalidating a listing for a peer")
             self._put(Done())
@@ -159,6 +157,16 @@ class PeerProtocol:
         else:
             raise ProtocolError("the peer sent a second hello")
 
+    def _list(self, request: ListingRequest) -> Steps[None]:
+        """Send names page by page. The loop builds one page at a time, and does other work in between."""
+        pages = yield from self._call(self._bridge.service.names(request), "listing for a peer")
+        is_last = False
+        while not is_last:
+            page = yield from self._call(_next_of(pages), "listing for a peer")
+            is_last = page.last
+            self._put(page)
+            yield from self._channel.flush()
+
     def _call(self, work: Coroutine[Any, Any, Result], task: str) -> Steps[Result]:
         answer = self._bridge.call(work, task, WORK_LIMIT_S)
         yield answer
@@ -171,3 +179,7 @@ class PeerProtocol:
 
     def _put(self, message: Message) -> None:
         self._channel.put(message)
+
+
+async def _next_of(pages: Iterator[Names]) -> Names:
+    return next(pages)

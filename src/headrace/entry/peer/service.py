@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
@@ -85,7 +85,7 @@ class PeerService(Protocol):
         """Return one range or error for each file, in order, without fetching anything. peer: the node that asks."""
         ...
 
-    async def names(self, request: ListingRequest) -> list[Names]: ...
+    async def names(self, request: ListingRequest) -> Iterator[Names]: ...
 
     async def invalidate_listing(self, request: InvalidateListing | OriginChanged) -> None: ...
 
