@@ -12,9 +12,16 @@ import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from functools import partial
 
-from headrace.base.errors import CancelledByUserError, HeadraceError, PathNotFoundError, UsageError
+from headrace.base.errors import (
+    CancelledByUserError,
+    HeadraceError,
+    PathNotFoundError,
+    StoreError,
+    UsageError,
+)
 from headrace.base.model import Entry, FileId, Kind
 from headrace.base.tasks import OwnedTasks
 from headrace.base.write_modes import WriteModes
@@ -34,7 +41,7 @@ from headrace.jobs.walk import walk
 from headrace.namespace.namespace import Namespace
 from headrace.policy.current import CurrentPolicy
 from headrace.seal.catalogue import Catalogue, SealId
-from headrace.store.recovery import Fault
+from headrace.store.fsck import Fault
 from headrace.store.schema import CachedFile
 from headrace.store.store import Store
 from headrace.wire.messages import JobState
@@ -212,7 +219,8 @@ class Jobs:
     def _free_mismatched(self, digests: NamedDigests) -> list[Fault]:
         wrong = [cached for cached in digests.wrong() if self.store.index.cached(cached.id) == cached]
         for cached in wrong:
-            self.store.free(cached.id)
+            with suppress(StoreError):  # its record is gone, and a disk that fails keeps the file
+                self.store.free(cached.id)
         why = "the bytes do not match the checksum that the origin names; the file was removed from the cache"
         return [(cached.id, why) for cached in wrong]
 
@@ -241,3 +249,5 @@ class Jobs:
         for id, reason in faults:
             path = self.store.index.path_of(id)
             progress.add_failure(f"cache file {id:x}" if path is None else os.fsdecode(path), reason)
+        for problem in report.problems:
+            progress.add_failure("the cache", problem)

@@ -6,11 +6,13 @@ stays that the index names.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 
 from msgspec import structs
 
+from headrace.base.errors import CorruptIndexError
 from headrace.base.model import FileId
 from headrace.base.tiers import MEMORY
 from headrace.store.index import Index
@@ -18,23 +20,36 @@ from headrace.store.schema import CachedFile
 from headrace.store.staged_copy import staged_ids, unstage
 from headrace.store.volume import Volume
 
+log = logging.getLogger(__name__)
+
 BATCH = 1000
 
 
 def settle_moves(index: Index, volumes: Sequence[Volume]) -> None:
-    """Remove the copies of moves that did not end, or the old files of those whose record was written."""
+    """Remove the copies of moves that did not end, or the old files of those whose record was written. What a disk
+    can't remove stays for the next start."""
     for volume in volumes:
-        for id in staged_ids(volume):
-            cached = index.cached(id)
-            if cached is None or cached.volume != volume.number:
-                # after a power loss, the old file may be gone although the index names it
-                if cached is None or where_it_is(volumes, cached) is cached:
-                    volume.unlink(id)
-            elif _has(volume, cached):
-                for other in volumes:
-                    if other is not volume:
-                        other.unlink(id)
-            unstage(volume, id)
+        try:
+            for id in staged_ids(volume):
+                _settle(index, volumes, volume, id)
+        except CorruptIndexError:
+            raise
+        except OSError as error:
+            volume.note_failure(error)
+            log.warning("moves of files can't be ended folder=%s error=%s", volume.folder, error)
+
+
+def _settle(index: Index, volumes: Sequence[Volume], volume: Volume, id: FileId) -> None:
+    cached = index.cached(id)
+    if cached is None or cached.volume != volume.number:
+        # after a power loss, the old file may be gone although the index names it
+        if cached is None or where_it_is(volumes, cached) is cached:
+            volume.unlink(id)
+    elif _has(volume, cached):
+        for other in volumes:
+            if other is not volume:
+                other.unlink(id)
+    unstage(volume, id)
 
 
 def where_it_is(volumes: Sequence[Volume], cached: CachedFile) -> CachedFile:

@@ -1,4 +1,4 @@
-"""Recover the state that the last run left, and repair it in fsck.
+"""Recover the state that the last run left.
 
 clean mark             everything is trusted.
 same boot id           the node was killed; the page cache survived, so every bit and every record is valid.
@@ -10,9 +10,9 @@ a sync failed          the page cache may have bytes that the disk has not: file
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 
 from msgspec import structs
@@ -28,29 +28,9 @@ from headrace.store.schema import CachedFile
 from headrace.store.sealed_files import SealedFile, StoredSeals
 from headrace.store.volume import Volume
 
+log = logging.getLogger(__name__)
+
 BATCH = 1000
-
-
-FsckProgress = Callable[[int, int, int, int], None]
-OnSound = Callable[[CachedFile], None]
-Fault = tuple[FileId, str]
-"""A file and its fault."""
-
-
-@dataclass(frozen=True, slots=True)
-class FsckReport:
-    """The result of fsck. Ids are counted once for each kind of fault; all faults were repaired."""
-
-    files_checked: int
-    bytes_checked: int
-    records_without_file: int
-    files_without_record: int
-    files_with_bad_blocks: int
-    faults: list[Fault]
-
-    @property
-    def sound(self) -> bool:
-        return not self.faults
 
 
 def recover(index: Index, volumes: list[Volume], seals: StoredSeals) -> int:
@@ -72,14 +52,26 @@ def recover(index: Index, volumes: list[Volume], seals: StoredSeals) -> int:
         _skip_sealed_ids(index, seals)
     if index.state.restored or index.state.created:
         _restore_sealed(index, volumes, seals.read_files())
-        for volume, id in orphans(index, volumes):
-            volume.unlink(id)
+        _remove_strays(index, volumes)
     for volume in volumes:
         volume.remove_empty_folders()
     failpoint.hit("recover.marked")
     if index.state.unsettled:
         index.state.checkpoint()
     return marked
+
+
+def _remove_strays(index: Index, volumes: list[Volume]) -> None:
+    """Remove files without a record. What a disk can't list or remove stays until fsck removes it. Nothing reads it,
+    because no id is used again."""
+    problems = list[str]()
+    for volume, id in orphans(index, volumes, problems):
+        try:
+            volume.unlink(id)
+        except StoreError as error:
+            problems.append(str(error))
+    if problems:
+        log.warning("files without a record can't be removed count=%d first=%s", len(problems), problems[0])
 
 
 def _mark_unsynced(index: Index, volumes: list[Volume]) -> int:
@@ -180,9 +172,10 @@ def unsynced_batches(index: Index, volume: Volume) -> Iterator[list[FileId]]:
         yield batch
 
 
-def orphans(index: Index, volumes: list[Volume]) -> Iterator[tuple[Volume, FileId]]:
+def orphans(index: Index, volumes: list[Volume], problems: list[str]) -> Iterator[tuple[Volume, FileId]]:
+    """Yield the files without a record. problems: gets the error of each directory that can't be listed."""
     for volume in volumes:
-        for id in volume.ids():
+        for id in volume.ids(lambda error: problems.append(str(error))):
             cached = index.cached(id)
             if cached is None or cached.volume != volume.number:
                 yield volume, id
@@ -245,38 +238,3 @@ def _map_checksums(path: str, size_bytes: int, inode: int) -> dict[int, int]:
     finally:
         if fd >= 0:
             os.close(fd)
-
-
-def fsck(
-    index: Index,
-    volumes: list[Volume],
-    *,
-    settle: Callable[[CachedFile, list[int] | None], list[int] | None],
-    drop_stray: Callable[[Volume, FileId], bool],
-    progress: FsckProgress,
-    on_sound: OnSound,
-    bytes_total: int,
-) -> FsckReport:
-    """Verify every cached byte. settle: handles the bad blocks of a file, None if all of it is lost, and returns the
-    actual ones. on_sound: called with complete files without a bad block."""
-    files = size_bytes = lost = bad = strays = 0
-    faults: list[Fault] = []
-    total = index.statistics()["files"]
-    for cached in index.cached_files():
-        blocks = settle(cached, bad_blocks(volumes[cached.volume], cached))
-        if blocks is None:
-            lost += 1
-            faults.append((cached.id, "its cache file is gone or unusable; dropped"))
-        elif blocks:
-            bad += 1
-            faults.append((cached.id, f"{len(blocks)} blocks are not what was written; dropped"))
-        elif cached.complete:
-            on_sound(cached)
-        files += 1
-        size_bytes += volumes[cached.volume].allocated(cached.id)
-        progress(files, total, size_bytes, bytes_total)
-    for volume, id in orphans(index, volumes):
-        if drop_stray(volume, id):
-            strays += 1
-            faults.append((id, "a cache file that no record names; removed"))
-    return FsckReport(files, size_bytes, lost, strays, bad, faults)

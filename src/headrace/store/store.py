@@ -17,7 +17,7 @@ from msgspec import structs
 
 from headrace.base import failpoint
 from headrace.base.beneath import SafePath
-from headrace.base.errors import EvictedError, HeadraceError, StoreError
+from headrace.base.errors import CorruptIndexError, EvictedError, HeadraceError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, ObjectMetadata
 from headrace.base.volume_owner import claim_volumes
 from headrace.base.whole_write import Body
@@ -25,10 +25,11 @@ from headrace.overlay.reserve import Reserve
 from headrace.store.checksum import block_checksum
 from headrace.store.file_moves import FileMoves
 from headrace.store.file_registry import FileRegistry
+from headrace.store.fsck import FsckProgress, FsckReport, OnSound
 from headrace.store.index import Index
 from headrace.store.move_recovery import forget_lost
 from headrace.store.object_metadata import numbers_of, unnote
-from headrace.store.recovery import FsckProgress, FsckReport, OnSound, recover, version_of
+from headrace.store.recovery import recover, version_of
 from headrace.store.room import keep_index_room, on_sound_disks, reserve_readers
 from headrace.store.schema import CachedFile
 from headrace.store.sealed_files import NO_SEALS, SealedFiles, StoredSeals
@@ -368,11 +369,16 @@ class Store:
         return freed
 
     def fsck(self, progress: FsckProgress, on_sound: OnSound = lambda _: None) -> FsckReport:
-        """Verify and repair everything, as `FileVerifier.fsck` does; repairs survive a power loss. Blocks for as long
-        as it takes to read all cached bytes."""
+        """Verify and repair everything, as `FileVerifier.fsck` does; repairs survive a power loss, or the report has
+        the reason. Blocks for as long as it takes to read all cached bytes."""
         report = self.verifier.fsck(progress, on_sound)
-        if not report.sound:
-            self.sync()
+        if report.repairs:
+            try:
+                self.sync()
+            except CorruptIndexError:
+                raise
+            except (StoreError, NoSpaceError) as error:
+                report.problems.append(str(error))
         return report
 
     def sync(self) -> None:

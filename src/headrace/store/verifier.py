@@ -14,16 +14,8 @@ from headrace.base.model import BLOCK_SIZE_BYTES, FileId
 from headrace.store.checksum import verify_file
 from headrace.store.disk_reader import verify_on_disk
 from headrace.store.file_registry import FileRegistry
-from headrace.store.recovery import (
-    FsckProgress,
-    FsckReport,
-    OnSound,
-    bad_blocks,
-    doubt,
-    fsck,
-    unsynced_batches,
-    version_of,
-)
+from headrace.store.fsck import FsckProgress, FsckReport, OnSound, fsck
+from headrace.store.recovery import bad_blocks, doubt, unsynced_batches, version_of
 from headrace.store.schema import CachedFile
 from headrace.store.space import CacheSpace
 from headrace.store.volume import Volume

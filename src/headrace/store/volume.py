@@ -22,7 +22,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from headrace.base.cache_names import folder_name
 from headrace.base.errors import StoreBusyError, StoreError
@@ -298,29 +298,44 @@ class Volume:
         return freed
 
     def allocated(self, id: FileId) -> int:
-        """Return the allocated bytes of the files of an id."""
+        """Return the allocated bytes of the files of an id. One that the disk can't read counts as none: it must not
+        keep a node from its start."""
         total = 0
         for path in (self.data_path(id), self.part_path(id), self.map_path(id)):
             try:
                 total += os.stat(path).st_blocks * 512
             except FileNotFoundError:
                 continue
+            except OSError as error:
+                self.note_failure(error)
         return total
 
-    def ids(self) -> Iterator[FileId]:
-        """Yield every id that has a file here, once, in their order."""
-        for directory in self._folders(_FOLDER):
+    def ids(self, on_unread: Callable[[StoreError], None] | None = None) -> Iterator[FileId]:
+        """Yield every id that has a file here, once, in their order. on_unread: gets the error of each directory that
+        the disk can't list; without it the error is raised."""
+        try:
+            directories = self._folders(_FOLDER)
+        except OSError as error:
+            _pass_on(_unlisted(files_folder(self.folder), error), on_unread)
+            return
+        for directory in directories:
+            path = f"{self.folder}/files/{directory}"
             try:
-                names = os.listdir(f"{self.folder}/files/{directory}")
+                names = os.listdir(path)
             except FileNotFoundError:
                 continue  # its last file was unlinked just now
+            except OSError as error:
+                _pass_on(_unlisted(path, error), on_unread)
+                continue
             ids = {FileId(int(name[:12], 16)) for name in filter(_FILE.fullmatch, names)}
             yield from sorted(id for id in ids if folder_name(id) == directory)
 
     def remove_empty_folders(self) -> None:
-        """Remove empty directories that remain after a kill between an unlink and the removal of its directory."""
-        for directory in self._folders(_FOLDER):
-            _remove_if_empty(f"{self.folder}/files/{directory}")
+        """Remove empty directories that remain after a kill between an unlink and the removal of its directory.
+        Suppresses OSErrors."""
+        with contextlib.suppress(OSError):
+            for directory in self._folders(_FOLDER):
+                _remove_if_empty(f"{self.folder}/files/{directory}")
 
     def _folders(self, pattern: re.Pattern[str]) -> list[str]:
         return sorted(filter(pattern.fullmatch, os.listdir(files_folder(self.folder))))
@@ -369,6 +384,16 @@ def _unlink_in_thread(path: str) -> None:
         os.close(fd)
         if not isinstance(error, RuntimeError):  # "can't start new thread"
             raise
+
+
+def _unlisted(path: str, error: OSError) -> StoreError:
+    return StoreError(f"directory {path} can't be listed", why=error.strerror or str(error))
+
+
+def _pass_on(error: StoreError, to: Callable[[StoreError], None] | None) -> None:
+    if to is None:
+        raise error
+    to(error)
 
 
 def _unusable(directory: str, error: OSError) -> StoreError:

@@ -68,3 +68,24 @@ def test_a_file_that_fsck_dropped_is_right_at_once(host: Host, io: str) -> None:
         assert report["after"] == digests
     host.ok("down")
     host.assert_nothing_left()
+
+
+def test_fsck_goes_on_behind_a_file_that_it_can_not_remove(host: Host) -> None:
+    """A directory is in the place of a cache file: the node can't unlink it."""
+    host.up()
+    host.ok("load")
+    first, second = NAMES[:2]
+    size_bytes = (host.truth / first).stat().st_size
+    (path,) = [path for path in host.cache.rglob("files/*/*") if path.stat().st_size == size_bytes]
+    path.unlink()
+    path.mkdir()
+    rot(host.cache, (host.truth / second).stat().st_size)
+    done = host.headrace("fsck")
+    assert done.returncode == 50, done
+    for name in (first, second):
+        assert f"/{name}: " in done.stderr
+    path.rmdir()
+    host.assert_right()
+    host.ok("fsck")
+    host.ok("down")
+    host.assert_nothing_left()
