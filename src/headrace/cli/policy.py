@@ -142,6 +142,13 @@ def change_policy(
         _print(shown, f"version {shown.number} of the policy is in force", as_json=json)
 
 
+def policy_text(socket: str | None, cache: str | None) -> str:
+    """Return the text of the policy in force."""
+    from headrace.wire.policy_messages import PolicyAsk
+
+    return _ask(PolicyAsk(), socket, cache).text
+
+
 def _change_once(change: Callable[[str], str], socket: str | None, cache: str | None) -> PolicyShown:
     from headrace.wire.policy_messages import PolicyAsk, PolicySet
 
