@@ -19,11 +19,11 @@ from anyio.pytest_plugin import get_runner
 from hypothesis import HealthCheck, settings
 
 from headrace.config import load
+from headrace.lab.killed_runs import Guard
 from headrace.testing.servers import S3Server, ServerMissing, seaweedfs_s3
 from headrace.vfs.brokered import broker_registry
 from tests import service_logs
 from tests.compiled_tests import compile_part
-from tests.killed_runs import Guard
 
 if TYPE_CHECKING:
     from xdist.remote import Producer

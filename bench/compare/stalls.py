@@ -29,6 +29,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from stallsbench.slow import slow_store
 
 from headrace.lab import processes, services
+from headrace.lab.killed_runs import Guard
 from headrace.lab.lab import Lab, LabPlan
 from headrace.testing.etcd import etcd_command, find_etcd
 from headrace.testing.servers import free_ports
@@ -230,7 +231,9 @@ def main() -> None:
     given = arguments()
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:
-        base = stack.enter_context(tempfile.TemporaryDirectory(prefix="stalls-", dir=given.folder))
+        guard = Guard()  # ends the lab when this is killed
+        base = stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-stalls-", dir=given.folder))
+        guard.add_folder(Path(base), is_removed=True)
         lab = stack.enter_context(Lab(f"{base}/lab.json"))
         settings = {"sync_interval_s": "3600"}
         plan = LabPlan(nodes=3, sample=False, folder=f"{base}/lab", settings=settings)

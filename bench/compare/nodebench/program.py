@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
+from headrace.lab.killed_runs import Guard
 from nodebench.machine import NotRunError, Workplace, memory_kept
 from nodebench.report import Goal, rows_of, table_of_goals, table_of_values
 from nodebench.results import Results
@@ -121,13 +122,16 @@ def run(
 ) -> int:
     """Measures in a temporary folder below `folder`, which is gone in the end; prints and writes what came of it.
     digits: of a goal's table. tables: instead of that of the goals and that of the values. about: more of what is said
-    of the machine. The status of the program. When it is interrupted, what it has is printed, and not written."""
+    of the machine. The status of the program. When it is interrupted, what it has is printed, and not written. When it
+    is killed, a guard ends what it started, unmounts, and removes the folder."""
     for number in SIGNALS:
         signal.signal(number, _ended)
     start = time.monotonic()
     if given.scale != 1:
         results.note(f"at scale {given.scale:g}: the goals are for scale 1")
+    guard = Guard()
     place = Workplace.create(folder)
+    guard.add_folder(Path(place.root), is_removed=True)
     status = 0
     try:
         with memory_kept() as remark:

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 from headrace.base.mount_table import mount_table
+from headrace.lab import killed_runs
+from headrace.lab.killed_runs import MARK
 from headrace.lab.network import Namespaces
-from tests import killed_runs
 from tests.integration.cli.host import wait_until
-from tests.killed_runs import MARK
 
 RUN = """
 import os, signal, sys, tempfile
 from pathlib import Path
+from headrace.lab.killed_runs import Guard
 from headrace.lab.network import Namespaces
 from headrace.testing.servers import server_folder
 from tests.integration.cli.host import Host
-from tests.killed_runs import Guard
 
 guard = Guard()
 if sys.argv[1] != "-":
@@ -38,11 +38,11 @@ network.make()
 network.add(1)
 with server_folder(None) as server:
     if sys.argv[2] == "killed":
-        print(base, os.environ["TESTS_OF_HEADRACE"], server, flush=True)
+        print(base, os.environ["RUN_OF_HEADRACE"], server, flush=True)
         sys.stdin.read()  # until this is killed, or the test is
         os.kill(os.getpid(), signal.SIGKILL)
 guard.end()
-print(base, os.environ["TESTS_OF_HEADRACE"], server, flush=True)
+print(base, os.environ["RUN_OF_HEADRACE"], server, flush=True)
 """
 
 
@@ -50,10 +50,10 @@ class Run:
     """A run of tests with a host, a network and the directory of a server. base: the directory of its host. mark: of
     its processes."""
 
-    def __init__(self, folder: str, end: str) -> None:
-        root = str(Path(killed_runs.__file__).parents[1])
+    def __init__(self, *words: str, script: str = RUN) -> None:
+        root = str(Path(__file__).parents[3])
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", RUN, folder, end],
+            [sys.executable, "-P", "-c", script, *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -121,3 +121,39 @@ def test_directories_of_other_runs_stay(tmp_path: Path) -> None:
         assert other.exists()
     finally:
         other.rmdir()
+
+
+BENCH = """
+import argparse, contextlib, os, subprocess, sys
+sys.path.insert(0, sys.argv[1])
+from nodebench import program
+from nodebench.results import Results
+from headrace.lab.killed_runs import MARK
+from headrace.lab.network import Namespaces
+
+def measure(place):
+    folder = place.folder("mounted")
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=True)
+    subprocess.Popen(["sleep", "600"], cwd=folder, start_new_session=True, stdout=subprocess.DEVNULL)
+    network = Namespaces(place.root, 0)
+    network.make()
+    network.add(1)
+    print(place.root, os.environ[MARK], place.root, flush=True)
+    sys.stdin.read()
+
+program.memory_kept = lambda: contextlib.nullcontext("memory is left as it is")
+given = argparse.Namespace(scale=1, repeat=1, json=True, no_write=True)
+sys.exit(program.run("guarded", given, Results(), measure, folder=sys.argv[2], goals=lambda _: []))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_benchmark_leaves_nothing(needs_root: None, tmp_path: Path, number: signal.Signals) -> None:
+    """Its folder is one that the user named."""
+    compare = str(Path(__file__).parents[3] / "bench/compare")
+    run = Run(compare, str(tmp_path), script=BENCH)
+    assert len(run.left()) >= 3, "a process, a mount and a network"
+    run.process.send_signal(number)
+    run.process.communicate()
+    wait_until(lambda: not run.left() and not run.base.exists(), 60, hint=lambda: f"left: {run.left()}")
+    assert list(tmp_path.iterdir()) == []

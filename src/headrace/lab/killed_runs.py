@@ -1,8 +1,9 @@
-"""End what a killed run of tests leaves: processes, mounts, network namespaces, and directories.
+"""End what a killed run of tests, or of a benchmark, leaves: processes, mounts, network namespaces, and directories.
 
-A process of pytest that is killed runs no fixture to its end, and hosts are sessions of their own. So each process of
-pytest has a guard beside it, which waits for its death. All that the process starts has a variable of its environment
-with a word of this run. After an orderly end the guard touches nothing: what a test leaves then is its defect.
+A process that is killed runs nothing to its end, and the hosts that it started are sessions of their own. So each
+process of pytest, and each benchmark, has a guard beside it, which waits for its death. All that the process starts has
+a variable of its environment with a word of this run. After an orderly end of pytest the guard touches nothing: what a
+test leaves then is its defect.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
-MARK = "TESTS_OF_HEADRACE"
+MARK = "RUN_OF_HEADRACE"
 PIPE_BYTES = 1 << 20
 """Size of the pipe with the names of directories. The guard reads it at the end only."""
 WITHIN_S = 30.0
@@ -33,13 +34,14 @@ _TEMPORARY = re.compile(
 )
 """A directory that tempfile.mkdtemp made for tests, a server or a lab. Those of servers have the number of the process
 that started them: the kernel ends servers with it, so nobody would find their directories by them."""
-_OWN, _OTHERS = b"+", b"-"
-"""Prefixes of the directories that this process tells its guard: its own, and those of other runs."""
+_OWN, _REMOVED, _OTHERS = b"+", b"x", b"-"
+"""Prefixes of the directories that this process tells its guard: its own, those of them that are removed, and those of
+other runs."""
 _RUN_FOLDER = re.compile(r"HEADRACE_RUN_FOLDER=(/.+)")
 
 
 class Guard:
-    """The guard of this process, from now on until `end`."""
+    """The guard of this process, from now on until `end`. Without that, it cleans also after an orderly end."""
 
     def __init__(self) -> None:
         mark = secrets.token_hex(8)
@@ -58,9 +60,9 @@ class Guard:
         for folder in temporary_folders():
             self._tell(_OTHERS, folder)
 
-    def add_folder(self, folder: Path) -> None:
-        """Unmount what is mounted below a directory, too, after this process was killed."""
-        self._tell(_OWN, str(folder))
+    def add_folder(self, folder: Path, *, is_removed: bool = False) -> None:
+        """Unmount what is mounted below a directory, too, after this process was killed. is_removed: remove it then."""
+        self._tell(_REMOVED if is_removed else _OWN, str(folder))
 
     def _tell(self, kind: bytes, folder: str) -> None:
         assert self._process.stdin is not None
@@ -90,11 +92,13 @@ def temporary_folders() -> set[str]:
     return {path for path in paths if _TEMPORARY.fullmatch(path)}
 
 
-def clean(mark: str, folders: set[str], others: set[str], *, pid: int) -> None:
+def clean(
+    mark: str, folders: set[str], others: set[str], *, pid: int, removed: Set[str] = frozenset()
+) -> None:
     """Kill the processes with a mark, and remove what they used. folders: in which mounts may be left. others: the
-    temporary directories of other runs. pid: of the process that was killed."""
+    temporary directories of other runs. pid: of the process that was killed. removed: directories to remove, too."""
     texts = _killed(mark) | {path for path in temporary_folders() if f"-{pid}-" in path}
-    temporary = {match[0] for text in texts for match in _TEMPORARY.finditer(text)} - others
+    temporary = {match[0] for text in texts for match in _TEMPORARY.finditer(text)} - others | removed
     places = folders | temporary
     unmount_below(places)
     run_folders = {match[1] for text in texts if (match := _RUN_FOLDER.fullmatch(text))}
@@ -165,10 +169,11 @@ def _main(mark: str, pid: int) -> None:
     wait_for_death(pid)
     os.set_blocking(0, False)
     lines = (sys.stdin.buffer.read() or b"").splitlines()
-    own, others = (
-        {os.fsdecode(line[1:]) for line in lines if line.startswith(kind)} for kind in (_OWN, _OTHERS)
+    own, removed, others = (
+        {os.fsdecode(line[1:]) for line in lines if line.startswith(kind)}
+        for kind in (_OWN, _REMOVED, _OTHERS)
     )
-    clean(mark, own, others, pid=pid)
+    clean(mark, own, others, pid=pid, removed=removed)
 
 
 if __name__ == "__main__":
