@@ -121,8 +121,8 @@ class _Wanted:
 
     @contextmanager
     def saying_what_is(self, *ends: type[BaseException]) -> Iterator[None]:
-        """If the block ends by one of these exceptions, stderr says what exists by then. Nothing is undone: another
-        command may use the mount."""
+        """Say on stderr what exists, if the block ends by one of these exceptions. Nothing is undone: another command
+        may use the mount."""
         try:
             yield
         except ends:
