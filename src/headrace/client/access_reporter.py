@@ -69,11 +69,13 @@ class AccessReporter:
         (self._has_ids if count == 1 else self._has_batch).set()
 
     def _run(self) -> None:
-        while not self._closed:
+        is_last = False
+        while not is_last:
             self._has_ids.wait()
             self._has_ids.clear()
             self._has_batch.wait(INTERVAL_S)
             self._has_batch.clear()
+            is_last = self._closed  # looked up before the ids are taken, so that none is left behind
             opens, self._opens = self._opens, []
             if opens:
                 self._send(opens)

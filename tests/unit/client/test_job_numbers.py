@@ -14,6 +14,7 @@ import pytest
 from headrace.client.access_reporter import AccessReporter
 from headrace.client.connection import Connections
 from headrace.client.job_numbers import job_numbers
+from headrace.testing.waiting import LIMIT_S
 from headrace.wire.messages import Touch
 
 
@@ -27,7 +28,7 @@ def waiting(*, words: tuple[str, ...] = (), own_group: bool = False) -> Iterator
     try:
         yield process
     finally:
-        process.communicate(timeout=20)
+        process.communicate(timeout=LIMIT_S)
 
 
 def test_processes_of_one_group_are_one_job() -> None:
@@ -61,7 +62,7 @@ def test_all_processes_of_a_container_are_one_job() -> None:
         with open(f"/proc/{process.pid}/task/{process.pid}/children") as children:
             inner = int(children.read().split()[0])
         assert job_numbers([inner])[inner] == os.stat(f"/proc/{inner}/ns/pid").st_ino > 1 << 31
-        process.communicate(timeout=20)
+        process.communicate(timeout=LIMIT_S)
 
 
 class _Connections(Connections):
@@ -86,7 +87,7 @@ def test_opens_are_reported_with_the_job_of_their_process() -> None:
         reporter.touch(6, other.pid)
         reporter.touch(7)
         reporter.close()
-        assert connections.has_sent.wait(20)
+        assert connections.has_sent.wait(LIMIT_S)
     (touch,) = connections.sent
     assert (touch.ids, touch.streams) == ([5, 6, 7], (os.getpgid(0), other.pid, 0))
 
@@ -98,5 +99,5 @@ def test_opens_of_no_known_process_have_no_streams(is_job: bool) -> None:
     reporter.touch(5)
     reporter.touch(6, 0 if is_job else os.getpid())
     reporter.close()
-    assert connections.has_sent.wait(20)
+    assert connections.has_sent.wait(LIMIT_S)
     assert connections.sent[0].streams == ()
