@@ -87,10 +87,12 @@ def test_calls_of_one_user_that_hang_leave_threads_to_others(monkeypatch: pytest
     monkeypatch.setattr(waiting_calls, "is_killed", killed.__contains__)
     monkeypatch.setattr(waiting_calls, "CHECK_INTERVAL_S", 0.05)
     over = threading.Event()
+    hanging: list[int] = []
     answered: list[tuple[int, bool]] = []
 
     def run(call: WaitingCall) -> None:
         if call.caller.user == 1001 and not call.cancel.is_set():
+            hanging.append(call.unique)
             over.wait(60)
         calls.end(call)
         answered.append((call.unique, call.cancel.is_set()))
@@ -102,6 +104,7 @@ def test_calls_of_one_user_that_hang_leave_threads_to_others(monkeypatch: pytest
     calls.submit(WaitingCall(1, 1000, Caller(1002, 9), lambda _: None))
     wait_until(lambda: (1000, False) in answered)
     assert len(answered) == 1
+    wait_until(lambda: len(hanging) == waiting_calls.USER_THREADS_MAX)
     killed.add(8)
     waiting = (len(heavy) - waiting_calls.USER_THREADS_MAX) // 2
     wait_until(lambda: len(answered) == 1 + waiting)
