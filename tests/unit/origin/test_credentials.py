@@ -18,6 +18,7 @@ from headrace.origin.aws_profile import read_profile
 from headrace.origin.cloud import s3_options
 from headrace.origin.factory import build_origin
 from headrace.origin.options import OriginOptions
+from headrace.testing.waiting import LIMIT_S
 
 MARKER = "MARKERsecretMARKER"
 
@@ -150,7 +151,7 @@ def echo() -> Iterator[tuple[str, type[_Echo]]]:
         thread.join()
 
 
-def provoke(url: str, options: dict[str, str], within_s: float = 0.15) -> tuple[list[str], list[type]]:
+def provoke(url: str, options: dict[str, str], patience_s: float = 0.15) -> tuple[list[str], list[type]]:
     """All that a user could get to see of an origin that refuses every call, and the errors' classes."""
     texts: list[str] = []
     kinds: list[type] = []
@@ -167,11 +168,11 @@ def provoke(url: str, options: dict[str, str], within_s: float = 0.15) -> tuple[
             inner = getattr(inner, "_inner", None)
         texts.append(origin.url)
         try:
-            await origin.head("k", deadline=Deadline.after(within_s))
+            await origin.head("k", deadline=Deadline.after(LIMIT_S, patience_s=patience_s))
         except HeadraceError as error:
             tell(error)
         try:
-            async for _ in origin.list_directory("", deadline=Deadline.after(within_s)):
+            async for _ in origin.list_directory("", deadline=Deadline.after(LIMIT_S, patience_s=patience_s)):
                 pass
         except HeadraceError as error:
             tell(error)
