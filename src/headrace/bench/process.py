@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.base.errors import DeadlineExceededError, HeadraceError
+from headrace.base.printable import printable
 
 END_WITHIN_S = 60.0
 """Time limit for the end of a process, in seconds."""
@@ -81,7 +82,7 @@ class Process:
         with open(self.log, "rb") as log:  # it names failed reads
             for line in log.read().decode(errors="replace").splitlines():
                 if line.startswith("accelerator "):
-                    sys.stderr.write(f"headrace: {line}\n")
+                    sys.stderr.write(f"headrace: {printable(line)}\n")
 
     def kill(self) -> None:
         """Kill the process with its loader's workers, which are in its session."""

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from headrace.base.decoding import decode_json
+from headrace.base.printable import printable
 from headrace.bench.barrier import Barrier
 from headrace.bench.loader_spec import TENSORFLOW, LoaderSpec, RankPlan
 from headrace.bench.loaders import loader
@@ -73,7 +74,7 @@ def run_epoch(batches: Any, feed: LoaderSpec, compute_s: float, barrier: Barrier
         if len(steps) == feed.steps:
             break  # a loader's cleanup does not count for the epoch, nor for DLIO
     if why:
-        sys.stderr.write(f"accelerator {feed.rank}: {failed} reads failed, the first by {why}\n")
+        sys.stderr.write(f"accelerator {feed.rank}: {failed} reads failed, the first by {printable(why)}\n")
     return EpochTimes(
         load_s=load,
         compute_s=compute,

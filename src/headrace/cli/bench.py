@@ -302,7 +302,11 @@ def _bar(label: str, *, quiet: bool) -> Iterator[Progress]:
     )
 
     columns = (TextColumn(label), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    if console.is_dumb_terminal:
+        yield lambda _done, _total: None
+        return
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(label, total=None)
 
         def advance(done: int, total: int) -> None:

@@ -198,8 +198,11 @@ def _progress(kind: str, *, is_shown: bool) -> Iterator[ShowProgress]:
         progress.TextColumn("{task.fields[text]}"),
         progress.TimeRemainingColumn(compact=True),
     )
-    rate = RateMeter()
-    with progress.Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
+    rate, console = RateMeter(), Console(stderr=True)
+    if console.is_dumb_terminal:  # Rich shows no bar there, and would print an empty line
+        yield lambda _state: None
+        return
+    with progress.Progress(*columns, console=console, transient=True, expand=True) as bar:
         task = bar.add_task(kind, total=None, text="listing")
 
         def show(state: JobState) -> None:

@@ -36,7 +36,7 @@ def ls(
 ) -> None:
     """List a directory.
 
-    --json prints one object a line.
+    --json prints one object a line. Bytes of a name that are not UTF-8 are lone surrogates there, such as `\\udcff`.
     """
     from headrace.cli.request import client_of
 
@@ -72,7 +72,7 @@ def _row(name: bytes, entry: Entry) -> dict[str, Any]:
 
     is_directory = entry.kind is Kind.DIRECTORY
     return {
-        "name": name.decode(errors="backslashreplace") + ("/" if is_directory else ""),
+        "name": os.fsdecode(name) + ("/" if is_directory else ""),
         "kind": entry.kind.name.lower(),
         "size_bytes": 0 if is_directory else entry.version.size_bytes,
         "mtime": show_mtime(entry.version.mtime_ns),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -33,7 +35,7 @@ def warn(line: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as one line of JSON; bytes that aren't UTF-8 are escaped."""
+    """Print a value as one line of JSON. Bytes that aren't UTF-8 are lone surrogates, as `os.fsdecode` makes them."""
     _write(json.dumps(value, default=_jsonable))
 
 
@@ -47,12 +49,13 @@ def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, right: Seque
         return
     if not sys.stdout.isatty():
         for row in rows:
-            _write("\t".join(printable(str(value)) for value in row.values()))
+            _write("\t".join(printable(str(row[name])) for name in rows[0]))
         return
     from rich.console import Console
 
-    console = Console()
-    cells = [{name: printable(str(value)) for name, value in row.items()} for row in rows]
+    width, height = shutil.get_terminal_size()
+    console = Console(width=width, height=height)  # Rich assumes 80 columns for TERM=dumb
+    cells = [{name: printable(str(row[name])) for name in rows[0]} for row in rows]
     widths = _least_widths(cells)
     if sum(widths.values()) + _GAP * (len(widths) - 1) > console.width:
         _print_blocks(cells)
@@ -140,7 +143,7 @@ def _write(*lines: str) -> None:
 
 def _jsonable(value: Any) -> Any:
     if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace")
+        return os.fsdecode(value)
     import msgspec
 
     return msgspec.to_builtins(value)

@@ -62,6 +62,37 @@ def test_ls_stat_cat(up: Host) -> None:
     assert plain.stdout == (up.truth / "images/3.bin").read_bytes()
 
 
+def test_names_of_any_bytes_are_one_line_each_and_json_has_all_their_bytes(host: Host) -> None:
+    names = [
+        b"nut\xff",
+        b"nut\\xff",
+        b"new\nline",
+        b"esc\x1b]0;title\x07",
+        "caf\u00e9".encode(),
+        b"\xe2\x80\xae",
+    ]
+    odd = os.fsencode(host.truth) + b"/odd"
+    os.mkdir(odd)
+    for name in names:
+        with open(odd + b"/" + name, "wb") as file:
+            file.write(name * 3)
+    started = host.up()
+    for environment in ({}, {"LC_ALL": "C", "LANG": "C"}):
+        host.environment |= environment
+        lines = host.ok("ls", host.mount / "odd").split("\n")
+        assert len(lines) == len(names) + 1 and all(line.isprintable() for line in lines)
+        rows = [json.loads(line) for line in host.ok("ls", host.mount / "odd", "--json").splitlines()]
+        assert sorted(os.fsencode(row["name"]) for row in rows) == sorted(names)
+        for row in rows:
+            path = f"{host.mount}/odd/{row['name']}"
+            name = os.fsencode(row["name"])
+            assert base64.b64decode(host.json("cat", path)["base64"]) == name * 3
+            assert os.fsencode(host.json("stat", path)["path"]) == b"/odd/" + name
+            assert all(line.isprintable() for line in host.ok("stat", path).split("\n"))
+    started.process.terminate()
+    assert started.wait() == 0
+
+
 def test_jobs(up: Host) -> None:
     size = sum(os.path.getsize(up.truth / "images" / f"{n}.bin") for n in range(6))
     loaded = up.json("load", up.mount / "images")

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import pty
+import struct
+import subprocess
 import sys
+import termios
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from headrace.cli import bench, job_progress
 from headrace.cli.render import print_rows
+from headrace.wire.messages import JobState
 
 ROWS = [
     {"seal": "imagenet@1", "id": "0123456789abcdef" * 4, "files": 5, "mounted": "/mnt/data/imagenet"},
@@ -62,6 +71,17 @@ def test_a_table_that_fits_folds_long_values(columns: int) -> None:
     assert [line.split()[0] for line in lines if line.startswith("imagenet")] == ["imagenet@1", "imagenet@2"]
 
 
+@pytest.mark.parametrize("columns", [5, 80])
+def test_each_value_is_in_its_column(columns: int) -> None:
+    rows = [{"name": "a", "value": "1"}, {"value": "2", "name": "b"}]
+    words = [line.split() for line in printed(rows, columns)]
+    assert words == (
+        [["name", "value"], ["a", "1"], ["b", "2"]]
+        if columns == 80
+        else [["name", "a"], ["value", "1"], [], ["name", "b"], ["value", "2"]]
+    )
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.fixed_dictionaries(dict.fromkeys(("name", "value"), NAMES)), min_size=1, max_size=5),
@@ -76,3 +96,45 @@ def test_the_name_of_a_row_is_whole_and_a_folded_value_has_a_column_to_read(
     for row in rows:
         parts = [row["value"]] if row["value"] in words else [row["value"][:20]]
         assert all(any(word.startswith(part) for word in words) for part in parts)
+
+
+def on_terminal(words: Sequence[str], columns: int, environment: Mapping[str, str]) -> list[str]:
+    """Run a command on a terminal of so many columns, which no variable names. Return its lines."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 25, columns, 0, 0))
+    command = [sys.executable, "-m", "headrace", *words]
+    output = b""
+    with (
+        subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process,
+        os.fdopen(ours, "rb", buffering=0) as terminal,
+    ):
+        os.close(theirs)
+        try:
+            while chunk := terminal.read(65536):
+                output += chunk
+        except OSError:  # what a terminal reports at the end
+            pass
+        assert process.wait(60) == 0, output
+    return output.decode().splitlines()
+
+
+@pytest.mark.parametrize("term", ["dumb", "xterm"])
+def test_a_terminal_without_abilities_has_its_width_too(term: str, tmp_path: Path) -> None:
+    """Rich takes each terminal with TERM=dumb for one of 80 columns."""
+    (tmp_path / "headrace.toml").write_text('[mounts."/"]\nurl = "/data"\n')
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    environment |= {"TERM": term, "NO_COLOR": "1", "HEADRACE_RUN_FOLDER": str(tmp_path)}
+    lines = on_terminal(["config", "show", "--config", f"{tmp_path}/headrace.toml"], 30, environment)
+    assert sum(line.startswith("setting ") for line in lines) > 10, "blocks, not a table"
+
+
+def test_a_terminal_without_abilities_has_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "dumb")
+    with job_progress._progress("load", is_shown=True) as show:
+        show(JobState(False, 1, 2, 10, 20, 0, [], listing=True))
+    with bench._bar("data set", quiet=False) as advance:
+        advance(5, 10)
+        advance(10, 10)
+    assert terminal.getvalue() == ""
