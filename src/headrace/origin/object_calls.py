@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import obstore
 
 from headrace.base.deadline import Deadline
-from headrace.base.errors import DeadlineExceededError, HeadraceError, OriginUnavailableError
+from headrace.base.errors import DeadlineExceededError, HeadraceError, OriginError, OriginUnavailableError
 from headrace.base.file_times import stored_ns
 from headrace.base.model import Version
 from headrace.origin.obstore_errors import FOREIGN, translate
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND = timedelta(seconds=1)
+_PANIC = "RustPanic"
+"""The class for a panic in obstore's runtime, for example for a URL of 64 KiB. No module has it."""
 _NO_LENGTH = re.compile(r"Content-Length Header missing")
 
 
@@ -114,3 +116,7 @@ def translated(
         if isinstance(error, HeadraceError):
             raise
         raise translator(error, target) from None
+    except Exception as error:
+        if type(error).__name__ != _PANIC:
+            raise
+        raise OriginError(target, why="obstore failed: the key may be too long for a URL") from None

@@ -45,7 +45,7 @@ from headrace.origin.retry_after import RetryAfter
 from headrace.origin.upload import Sizes
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, ObjectMeta
+    from obstore import GetOptions, GetResult, ObjectMeta
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class ObjectStoreOrigin:
                 with translated(target):
                     result = await obstore.get_async(self._stores.objects, self._full(key), options=options)
                     _same_version(result.meta, version, target)
-                    body = memoryview(await result.bytes_async())
+                    body = await self._body(result, end - start)
             except PathNotFoundError:
                 raise VersionChangedError(target, why="the object was removed") from None
             except NotSupportedError as error:
@@ -277,6 +277,11 @@ class ObjectStoreOrigin:
             if is_file:
                 walk.empty_files.add(meta["path"])
         return files
+
+    async def _body(self, result: GetResult, size_bytes: int) -> memoryview:
+        """Return the body of an answer to a request for `size_bytes`, as a view of obstore's buffer. Raise its
+        errors."""
+        return memoryview(await result.bytes_async())
 
     def _info(self, meta: ObjectMeta) -> ObjectInfo:
         path = meta["path"]

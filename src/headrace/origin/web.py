@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import urllib.parse
 from collections.abc import AsyncIterator
 from html.parser import HTMLParser
+from typing import TYPE_CHECKING
 
 import obstore
 
@@ -20,12 +22,16 @@ from headrace.base.errors import (
     PathNotFoundError,
 )
 from headrace.base.model import Arrived, ObjectInfo, Version
+from headrace.base.namespace_path import NAME_BYTES_MAX
 from headrace.base.tasks import all_of
 from headrace.origin.object_calls import Stores, translated, version_of, within
 from headrace.origin.object_store import ObjectStoreOrigin
 from headrace.origin.obstore_errors import is_unauthenticated
-from headrace.origin.origin import ListPage, hidden_name
+from headrace.origin.origin import ListPage, hidden_name, is_path
 from headrace.origin.read_only import ReadOnlyCalls
+
+if TYPE_CHECKING:
+    from obstore import GetResult
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +40,9 @@ INDEX_BYTES_MAX = 64 << 20
 HEADS_AT_A_TIME = 32
 """Most HEAD requests of one listing at a time."""
 _PAGE = 256
+TAG_LEAST = 4
+"""Least characters of a page for each of its tags. The parser takes a microsecond for each `<`, whatever follows."""
+_FREE = 4096
 
 
 class _Links(HTMLParser):
@@ -48,8 +57,10 @@ class _Links(HTMLParser):
 
 def index_names(page: str, path: str) -> list[str]:
     """Return the children that an index page links to, each once; directories end with a slash. `path` is the page's
-    own, unquoted, with slashes at both ends. Links to other places, to parents and to sort orders are ignored. Raise
-    ValueError if the page can't be parsed."""
+    own, unquoted, with slashes at both ends. Links to other places, to parents and to sort orders are ignored, as are
+    names that no file can have. Raise ValueError if the page can't be parsed."""
+    if page.count("<") * TAG_LEAST > len(page) + _FREE:
+        raise ValueError("it has more tags than text")
     links = _Links()
     try:
         links.feed(page)
@@ -68,7 +79,7 @@ def index_names(page: str, path: str) -> list[str]:
             name = name[len(path) :]
         name = name.removeprefix("./")
         bare = name.removesuffix("/")
-        if bare and "/" not in bare and bare not in (".", ".."):
+        if is_path(bare) and bare and "/" not in bare and len(os.fsencode(bare)) <= NAME_BYTES_MAX:
             names[name] = None
     return list(names)
 
@@ -132,6 +143,14 @@ class WebOrigin(ReadOnlyCalls, ObjectStoreOrigin):
         for start in range(0, len(files), _PAGE):
             yield ListPage(tuple(await self._infos(files[start : start + _PAGE], deadline)), ())
 
+    async def _body(self, result: GetResult, size_bytes: int) -> memoryview:
+        """Return the body, or a part of it that is longer than `size_bytes`. For a range, obstore accepts a body of
+        any length, and would hold all that a hostile server sends until the deadline."""
+        pieces = result.stream(min_chunk_size=size_bytes)
+        body = memoryview(await anext(pieces, b""))
+        rest = await anext(pieces, b"")
+        return memoryview(bytes(body) + bytes(rest)) if rest else body
+
     def _full(self, key: str) -> str:
         if self._only and key == self._only:
             return self._prefix
@@ -167,8 +186,10 @@ class WebOrigin(ReadOnlyCalls, ObjectStoreOrigin):
             with translated(target):
                 page = bytes(memoryview(await result.bytes_async()))
         path = f"/{self._full(directory)}/" if self._full(directory) else "/"
+        text = page.decode("utf-8", errors="surrogateescape")
         try:
-            return index_names(page.decode("utf-8", errors="surrogateescape"), path)
+            async with within(deadline, target):
+                return await asyncio.to_thread(index_names, text, path)  # 64 MiB take 10 s
         except ValueError as error:
             raise NotSupportedError(target, why=f"the server's index can't be parsed: {error}") from error
 
