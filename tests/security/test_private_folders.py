@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from headrace.base.errors import UsageError
 from headrace.base.private_folder import make_private
+from headrace.base.secret_file import create_secret
+from headrace.entry.broker.server import _make_public
 from headrace.store.volume import Volume
 from tests.security.nobody import NOBODY
 
@@ -56,6 +59,23 @@ def test_the_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"belongs to user {NOBODY}"):
         make_private(str(folder))
     assert mode_of(folder) == 0o755
+
+
+@pytest.mark.parametrize("made", [make_private, _make_public, lambda path: create_secret(path, lambda: "x")])
+@pytest.mark.parametrize("name", ["link/a/b", "link/a", "users/a/b", "dangling/a/b"])
+def test_root_creates_nothing_in_the_directory_of_another_user(
+    tmp_path: Path, made: Callable[[str], object], name: str
+) -> None:
+    """Missing parents were created before the check, wherever a link led."""
+    for folder in ("users", "roots"):
+        (tmp_path / folder).mkdir()
+    os.chown(tmp_path / "users", NOBODY, NOBODY)
+    (tmp_path / "users/link").symlink_to(tmp_path / "roots")
+    (tmp_path / "users/dangling").symlink_to(tmp_path / "roots/missing")
+    path = tmp_path / (name if name.startswith("users") else f"users/{name}")
+    with pytest.raises((UsageError, OSError)):
+        made(str(path / "folder"))
+    assert sorted(file.name for file in tmp_path.rglob("*")) == ["dangling", "link", "roots", "users"]
 
 
 def test_a_link_is_refused(tmp_path: Path) -> None:

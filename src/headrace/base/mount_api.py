@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from headrace.base.libc import c_library, c_struct, last_errno
 
@@ -21,6 +21,7 @@ _RDONLY, _NOSUID, _NODEV = 1, 2, 4
 _FROM_EMPTY_PATH, _TO_EMPTY_PATH, _BENEATH = 0x4, 0x40, 0x200
 _DETACH, _NOFOLLOW = 2, 8  # MNT_DETACH, UMOUNT_NOFOLLOW of umount2(2)
 _LOG_BYTES_MAX = 8192
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Option = tuple[str, str | int]
 """A name with a text or a descriptor."""
@@ -81,6 +82,25 @@ def closing_descriptor(descriptor: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def opened_directory(path: str) -> Iterator[int]:
+    """Open a directory by its absolute path, without a link in it. Raises OSError."""
+    with closing_descriptor(os.open("/", _DIRECTORY)) as top, opened_below(top, path) as descriptor:
+        yield descriptor
+
+
+@contextmanager
+def opened_below(directory: int, path: str) -> Iterator[int]:
+    """Open a directory by its path below another one, without a link in it. Raises OSError."""
+    with ExitStack() as stack:
+        descriptor = directory
+        for name in filter(None, path.split("/")):
+            below = os.open(name, _DIRECTORY, dir_fd=descriptor)
+            stack.enter_context(closing_descriptor(below))
+            descriptor = below
+        yield descriptor
 
 
 def detach(mountpoint: str) -> None:

@@ -18,11 +18,24 @@ MODE = 0o700
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+def make_parents(path: str, mode: int = 0o755) -> None:
+    """Create the missing directories above a path. Raises UsageError, before anything is created, if another user may
+    exchange one that exists: a link there could lead root anywhere. Raises OSError."""
+    above = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(above):
+        return
+    missing = above
+    while not os.path.lexists(os.path.dirname(missing)):
+        missing = os.path.dirname(missing)
+    check_above(missing)
+    os.makedirs(above, mode=mode, exist_ok=True)
+
+
 def make_private(directory: str) -> bool:
     """Create a directory that only this user can enter, and its missing parents; restrict an existing one. Return
     whether this call created it. Raises UsageError if another user owns it or may exchange it. Raises OSError."""
     path = os.path.abspath(directory)
-    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    make_parents(path)
     check_above(path)
     is_created = True
     try:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, BinaryIO
 
 from headrace.base.errors import UsageError
+from headrace.base.private_folder import make_parents
 from headrace.base.reloaded import FILE_BYTES_MAX
 from headrace.base.trusted_owner import is_trusted
 
@@ -62,7 +63,7 @@ def create_secret(path: str, make: Callable[[], str]) -> bool:
         return False
     draft = f"{path}.{secrets.token_hex(8)}"
     try:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        make_parents(path, 0o700)
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             with open(fd, "w", encoding="ascii") as out:

@@ -9,6 +9,7 @@ directories.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
@@ -72,6 +73,32 @@ def check_above(path: str, *, owners: Container[int] | None = None) -> None:
         target = os.readlink(child)
         directory = "/" if target.startswith("/") else directory
         pending = _names(target) + pending
+
+
+def trusted_realpath(path: str) -> str:
+    """Return the path of an existing directory without links. Raises UsageError for a link that neither root nor this
+    process's user made, or OSError."""
+    pending, directory, links = _names(os.path.abspath(path)), "/", 0
+    while pending:
+        name = pending.pop(0)
+        if name == "..":
+            directory = os.path.dirname(directory)
+            continue
+        child = os.path.join(directory, name)
+        status = os.lstat(child)
+        if not stat.S_ISLNK(status.st_mode):
+            directory = child
+            continue
+        links += 1
+        if links > _LINKS_MAX:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        if not is_trusted(status.st_uid):
+            why = f"the link {child} belongs to user {status.st_uid}"
+            raise refused_folder(path, why, "name the directory that it leads to")
+        target = os.readlink(child)
+        directory = "/" if target.startswith("/") else directory
+        pending = _names(target) + pending
+    return directory
 
 
 def refused_folder(path: str, why: str, hint: str) -> UsageError:

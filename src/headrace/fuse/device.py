@@ -8,11 +8,12 @@ import fcntl
 import os
 
 from headrace.base.errors import MountError
+from headrace.base.mount_api import opened_directory
 from headrace.base.mount_table import mounted_at
 from headrace.fuse import abi
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOATIME = 1, 2, 4, 1024
-MNT_FORCE, MNT_DETACH = 1, 2
+MNT_FORCE, MNT_DETACH, UMOUNT_NOFOLLOW = 1, 2, 8
 FSTYPE = "fuse.headrace"
 MOUNTING_NEEDS = "mounting needs root (CAP_SYS_ADMIN); without MOUNTPOINT, a node needs none"
 READ_AHEAD_KB = 4096
@@ -33,29 +34,44 @@ def open_device() -> int:
 def mount(
     fd: int, mountpoint: str, *, allow_other: bool, read_only: bool = True, server_uid: int | None = None
 ) -> None:
-    """Mount the connection at a path. `server_uid` is the user that serves it, where that is not this process's user.
-    The mount's source names that user, so that every user can read it in the mount table, and trusts it no more than
-    that user."""
+    """Mount the connection at a path, in which no name may be a link. `server_uid` is the user that serves it, where
+    that is not this process's user. The mount's source names that user, so that every user can read it in the mount
+    table, and trusts it no more than that user."""
     options = f"fd={fd},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()},default_permissions"
     options += f",max_read={abi.READ_BYTES_MAX}"
     if allow_other:
         options += ",allow_other"
     flags = MS_NOSUID | MS_NODEV | MS_NOATIME | (MS_RDONLY if read_only else 0)
-    target = os.fsencode(mountpoint)
     source = b"headrace" if server_uid is None else b"headrace@%d" % server_uid
-    if _libc.mount(source, target, FSTYPE.encode(), ctypes.c_ulong(flags), options.encode()) != 0:
-        number = ctypes.get_errno()
+    try:
+        # Another user may have exchanged a directory of the path since it was resolved.
+        with opened_directory(mountpoint) as directory:
+            target = b"/proc/self/fd/%d" % directory
+            is_mounted = not _libc.mount(
+                source, target, FSTYPE.encode(), ctypes.c_ulong(flags), options.encode()
+            )
+            number = ctypes.get_errno()
+    except OSError as error:
+        raise MountError(f"cannot mount at {mountpoint}", why=error.strerror or str(error)) from error
+    if not is_mounted:
         hint = MOUNTING_NEEDS if number == errno.EPERM else "is /dev/fuse the kernel's, its module loaded?"
         raise MountError(f"cannot mount at {mountpoint}", why=os.strerror(number), hint=hint)
 
 
 def unmount(mountpoint: str, *, detach: bool, abort: bool = False) -> int:
-    """Unmount a path, and return 0 or the errno. `detach` also unmounts a mount that is in use, and never blocks on
-    the file system. `abort` answers all waiting calls with an error: a killed session may wait for its own reply, and
-    so keep the connection alive."""
-    flags = (MNT_DETACH if detach else 0) | (MNT_FORCE if abort else 0)
-    if _libc.umount2(os.fsencode(mountpoint), flags) != 0:
-        return ctypes.get_errno()
+    """Unmount a path, in which no name may be a link, and return 0 or the errno. `detach` also unmounts a mount that is
+    in use, and never blocks on the file system. `abort` answers all waiting calls with an error: a killed session may
+    wait for its own reply, and so keep the connection alive."""
+    flags = (MNT_DETACH if detach else 0) | (MNT_FORCE if abort else 0) | UMOUNT_NOFOLLOW
+    above, name = os.path.split(mountpoint)
+    try:
+        # Another user may have exchanged a directory of the path since the mount.
+        with opened_directory(above) as directory:
+            target = b"/proc/self/fd/%d/%s" % (directory, os.fsencode(name))
+            if _libc.umount2(target, flags) != 0:
+                return ctypes.get_errno()
+    except OSError as error:
+        return error.errno or errno.EIO
     return 0
 
 

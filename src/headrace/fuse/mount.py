@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from headrace.base.errors import MountError
+from headrace.base.errors import MountError, UsageError
 from headrace.base.mount_table import mounted_at
+from headrace.base.trusted_owner import trusted_realpath
 from headrace.fuse import device
 from headrace.fuse.abi import MOUNTPOINTS_XATTR
 
@@ -35,8 +36,9 @@ def prepare(mountpoint: str, *, is_served: Callable[[str], bool]) -> str:
             hint = f"unmount it first: {'headrace down' if is_headrace else 'umount'} {path}"
             raise MountError(f"{path} is a mountpoint already", why=why, hint=hint)
         device.unmount(path, detach=True, abort=True)
+    path = _resolved(mountpoint)
     _check_directory(path)
-    return os.path.realpath(path)
+    return path
 
 
 def keep_mountpoints(mountpoint: str) -> None:
@@ -44,6 +46,17 @@ def keep_mountpoints(mountpoint: str) -> None:
     Call it as root before a mount. Blocks on the session. Does nothing where the mount is covered by another one."""
     with suppress(OSError):
         os.getxattr(mountpoint, MOUNTPOINTS_XATTR)
+
+
+def _resolved(mountpoint: str) -> str:
+    """Return the path without links. Raises MountError for a link of another user, who could lead the mount to any
+    empty directory of root."""
+    try:
+        return trusted_realpath(mountpoint)
+    except UsageError as error:
+        raise MountError(f"cannot mount at {mountpoint}", why=error.why, hint=error.hint) from error
+    except OSError:
+        return mountpoint_path(mountpoint)  # the directory is missing, or can't be listed
 
 
 def _check_directory(path: str) -> None:

@@ -56,7 +56,7 @@ def probe() -> Result:
 def _mounted(fd: int) -> tuple[int, int]:
     """Mount a temporary file system. Return descriptors of its root and of the file behind it. Both names are removed
     at once, so that a killed process leaves nothing."""
-    directory = tempfile.mkdtemp(prefix="headrace-probe-")
+    directory = os.path.realpath(tempfile.mkdtemp(prefix="headrace-probe-"))
     mountpoint, path = os.path.join(directory, "mount"), os.path.join(directory, "backing")
     try:
         os.mkdir(mountpoint)

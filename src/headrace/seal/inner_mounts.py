@@ -12,12 +12,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from headrace.base.errors import MountError
-from headrace.base.mount_api import attach, closing_descriptor, copied_mounts, detach_opened
+from headrace.base.mount_api import (
+    attach,
+    closing_descriptor,
+    copied_mounts,
+    detach_opened,
+    opened_below,
+    opened_directory,
+)
 from headrace.base.mount_table import mount_id
 from headrace.base.namespace_path import is_at_or_below
 from headrace.seal.mounted import views_by_id
-
-_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _InnerMount(NamedTuple):
@@ -47,7 +52,7 @@ class InnerMounts:
             try:
                 with (
                     suppress(FileNotFoundError, NotADirectoryError),
-                    _opened_below(view, inner.path) as target,
+                    opened_below(view, inner.path) as target,
                 ):
                     attach(inner.copy, target)
                     attached += 1
@@ -101,24 +106,6 @@ def inner_mounts(mountpoint: str) -> Iterator[InnerMounts]:
                 if inside.get(mount_id(mounted)) == path:
                     mounts.append(_InnerMount(below, mounted, stack.enter_context(_copied(mounted, path))))
         yield InnerMounts(mountpoint, mounts)
-
-
-@contextmanager
-def opened_directory(path: str) -> Iterator[int]:
-    """Open a directory by its absolute path, without a link in it. Raises OSError."""
-    with closing_descriptor(os.open("/", _FOLDER)) as top, _opened_below(top, path) as descriptor:
-        yield descriptor
-
-
-@contextmanager
-def _opened_below(directory: int, path: str) -> Iterator[int]:
-    with ExitStack() as stack:
-        descriptor = directory
-        for name in filter(None, path.split("/")):
-            below = os.open(name, _FOLDER, dir_fd=descriptor)
-            stack.enter_context(closing_descriptor(below))
-            descriptor = below
-        yield descriptor
 
 
 @contextmanager

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from headrace.base.errors import MountError
+from headrace.base.mount_api import opened_directory
 from headrace.base.mount_table import MountTableRow, mount_table
 from headrace.base.trusted_owner import only_root_moves
 from headrace.seal.catalogue import Catalogue, Place
-from headrace.seal.inner_mounts import opened_directory
 from headrace.seal.mounted import is_from
 
 MOVABLE = "users other than root may replace a directory of this path"

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from headrace.base import failpoint
 from headrace.base.errors import MountError
-from headrace.base.mount_api import closing_descriptor, detach
+from headrace.base.mount_api import closing_descriptor, detach, opened_directory
 from headrace.base.trusted_owner import only_root_moves
 from headrace.seal.catalogue import Catalogue, Place, SealRecord
-from headrace.seal.inner_mounts import InnerMounts, inner_mounts, opened_directory
+from headrace.seal.inner_mounts import InnerMounts, inner_mounts
 from headrace.seal.mount import attach_view, open_image, open_view
 from headrace.seal.mounted import is_exchanged, is_from, source_of, source_on_top
 from headrace.seal.mountpoint import MOVABLE

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from headrace.base import mount_api
-from headrace.base.mount_api import closing_descriptor, detached_mount
+from headrace.base.mount_api import closing_descriptor, detached_mount, opened_directory
 from headrace.fuse import device
-from headrace.seal.inner_mounts import inner_mounts, opened_directory
+from headrace.seal.inner_mounts import inner_mounts
 from headrace.seal.mounted import seals_below
 from headrace.seal.places import unmount_seal
 from tests.integration.cli.host import READ_PAUSE_S, Host, wait_until, with_settings

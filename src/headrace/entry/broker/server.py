@@ -28,6 +28,7 @@ from collections import Counter
 
 from headrace.base.errors import ProtocolError, UsageError
 from headrace.base.fair_queue import FairQueue
+from headrace.base.private_folder import make_parents
 from headrace.base.tasks import OwnedTasks
 from headrace.base.trusted_owner import check_above
 from headrace.entry.broker.access import User, user_of
@@ -288,7 +289,7 @@ class _Connection:
 def _make_public(directory: str) -> None:
     """Create a directory that everybody may read and only this user may change. Raise UsageError when it is another
     user's."""
-    os.makedirs(os.path.dirname(directory), mode=0o755, exist_ok=True)
+    make_parents(directory)
     check_above(directory)
     with contextlib.suppress(FileExistsError):
         os.mkdir(directory, 0o755)
