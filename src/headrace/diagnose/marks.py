@@ -7,6 +7,7 @@ forward pass and ends with the optimizer's step. It costs two small writes to me
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 import struct
@@ -110,10 +111,11 @@ def watch(model: Any = None, optimizer: Any = None, loader: Any = None) -> StepH
 
 
 class MarksReader:
-    """Read the page of another process."""
+    """Read the page of another process. file: a descriptor of the page, which is closed with the reader. It is not
+    mapped: the other process may be another user's, and a read of a page that was cut off would end this one."""
 
-    def __init__(self, page: mmap.mmap) -> None:
-        self._page = page
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
 
     @classmethod
     def find(cls, pid: int) -> MarksReader | None:
@@ -122,16 +124,28 @@ class MarksReader:
         try:
             for name in os.listdir(directory):
                 if os.readlink(f"{directory}/{name}").startswith(f"/memfd:{PAGE_NAME}"):
-                    with open(f"{directory}/{name}", "rb") as file:
-                        reader = cls(mmap.mmap(file.fileno(), PAGE_BYTES, access=mmap.ACCESS_READ))
+                    reader = cls(io.FileIO(f"{directory}/{name}", opener=_open_page))
                     if reader.read().process == pid:
                         return reader
+                    reader.close()
         except (OSError, ValueError):
             pass
         return None
 
     def read(self) -> StepMarks:
-        magic, process, in_step, steps, samples = _HEAD.unpack_from(self._page)
-        workers, prefetch, batch, persistent, flags = _LOADER.unpack_from(self._page, _HEAD.size)
+        """Return the marks; zeros if the page is gone."""
+        try:
+            page = os.pread(self._file.fileno(), PAGE_BYTES, 0).ljust(PAGE_BYTES, b"\0")
+        except OSError:
+            page = bytes(PAGE_BYTES)
+        magic, process, in_step, steps, samples = _HEAD.unpack_from(page)
+        workers, prefetch, batch, persistent, flags = _LOADER.unpack_from(page, _HEAD.size)
         loader = LoaderFacts(workers, prefetch, batch, bool(persistent), bool(flags & 2)) if flags else None
         return StepMarks(process if magic == _MAGIC else 0, bool(in_step), steps, samples, loader)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _open_page(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)

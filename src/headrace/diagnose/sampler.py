@@ -93,6 +93,8 @@ class Sampler:
         counts = {pid: self._marks[pid].read() for pid in trainers if pid in self._marks}
         before = [self._marked_before[pid] for pid in counts]
         marks = list(counts.values())
+        for reader in self._marks.values():
+            reader.close()
         return Recording(
             moments=moments,
             cores=len(os.sched_getaffinity(0)),

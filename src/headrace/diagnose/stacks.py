@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import json
-import linecache
 import os
 import shutil
 import signal
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.diagnose.recording import Frame
+from headrace.diagnose.source_lines import SourceLines
 
 ENDS_WITHIN_S = 10.0
 TRIES = 4
@@ -140,10 +140,11 @@ def lines_of(events: list[dict[str, Any]], began_s: float) -> dict[int, Line]:
     lines: dict[int, Line] = {}
     building: dict[int, list[dict[str, Any]]] = {}
     changed: dict[int, int] = {}
+    sources = SourceLines()
     for event in events:
         thread = int(event["tid"])
         if thread in changed and changed[thread] != event["ts"]:
-            _add_sample(lines, building[thread], began_s + changed[thread] / 1e6)
+            _add_sample(lines, building[thread], began_s + changed[thread] / 1e6, sources)
         changed[thread] = event["ts"]
         stack = building.setdefault(thread, [])
         if event["ph"] == "B":
@@ -153,7 +154,9 @@ def lines_of(events: list[dict[str, Any]], began_s: float) -> dict[int, Line]:
     return lines
 
 
-def _add_sample(lines: dict[int, Line], stack: list[dict[str, Any]], at_s: float) -> None:
+def _add_sample(
+    lines: dict[int, Line], stack: list[dict[str, Any]], at_s: float, sources: SourceLines
+) -> None:
     if not stack or not stack[0]["name"].startswith(_THREAD):
         return
     thread_id = stack[0]["name"][len(_THREAD) :].split(")", 1)[0]
@@ -162,7 +165,7 @@ def _add_sample(lines: dict[int, Line], stack: list[dict[str, Any]], at_s: float
     frames = tuple(_frame(event) for event in stack[1:])
     if frames:
         last = frames[-1]
-        text = linecache.getline(last.file, last.line).strip()
+        text = sources.text(last.file, last.line)
         frames = (*frames[:-1], Frame(last.name, last.file, last.line, text))
     line = lines.setdefault(int(thread_id), Line())
     line.since_s.append(at_s)

@@ -6,10 +6,15 @@ workers are idle. Source: the "Trace Event Format" document of the Chromium proj
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from headrace.base.errors import UsageError
+from headrace.base.mount_api import opened_directory
+from headrace.base.trusted_owner import trusted_realpath
 from headrace.diagnose.attribute import phase_at
 from headrace.diagnose.frames import TrainerPhase, WorkerActivity, innermost_own, work_of
 from headrace.diagnose.recording import KernelCall, Recording, Thread, TimelineSample
@@ -38,9 +43,20 @@ _CALLS = {
 
 
 def write_timeline(recording: Recording, path: str) -> None:
-    """Write the timeline to a file. Raises OSError."""
-    with open(path, "w") as file:
+    """Write the timeline to a file. Raises OSError, also for a path with a link of another user."""
+    with open(path, "w", opener=_open_trusted) as file:
         json.dump({"traceEvents": list(events_of(recording)), "displayTimeUnit": "ms"}, file)
+
+
+def _open_trusted(path: str, flags: int) -> int:
+    above, name = os.path.split(os.path.abspath(path))
+    try:
+        if os.path.lexists(path):
+            above, name = os.path.split(trusted_realpath(path))
+        with opened_directory(trusted_realpath(above)) as directory:
+            return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=directory)
+    except UsageError as error:
+        raise PermissionError(errno.EACCES, error.why) from error
 
 
 def events_of(recording: Recording) -> Iterator[dict[str, Any]]:
