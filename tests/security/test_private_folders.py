@@ -61,10 +61,10 @@ def test_the_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     assert mode_of(folder) == 0o755
 
 
-@pytest.mark.parametrize("made", [make_private, _make_public, lambda path: create_secret(path, lambda: "x")])
+@pytest.mark.parametrize("make", [make_private, _make_public, lambda path: create_secret(path, lambda: "x")])
 @pytest.mark.parametrize("name", ["link/a/b", "link/a", "users/a/b", "dangling/a/b"])
 def test_root_creates_nothing_in_the_directory_of_another_user(
-    tmp_path: Path, made: Callable[[str], object], name: str
+    tmp_path: Path, make: Callable[[str], object], name: str
 ) -> None:
     """Missing parents were created before the check, wherever a link led."""
     for folder in ("users", "roots"):
@@ -74,7 +74,7 @@ def test_root_creates_nothing_in_the_directory_of_another_user(
     (tmp_path / "users/dangling").symlink_to(tmp_path / "roots/missing")
     path = tmp_path / (name if name.startswith("users") else f"users/{name}")
     with pytest.raises((UsageError, OSError)):
-        made(str(path / "folder"))
+        make(str(path / "folder"))
     assert sorted(file.name for file in tmp_path.rglob("*")) == ["dangling", "link", "roots", "users"]
 
 

@@ -93,8 +93,7 @@ class Sampler:
         counts = {pid: self._marks[pid].read() for pid in trainers if pid in self._marks}
         before = [self._marked_before[pid] for pid in counts]
         marks = list(counts.values())
-        for reader in self._marks.values():
-            reader.close()
+        self._close_marks()
         return Recording(
             moments=moments,
             cores=len(os.sched_getaffinity(0)),
@@ -115,6 +114,10 @@ class Sampler:
             missing=self._missing(trainers, lines),
             names=self._names(workers),
         )
+
+    def _close_marks(self) -> None:
+        for reader in self._marks.values():
+            reader.close()
 
     # ------------------------------------------------------------ while it runs
 

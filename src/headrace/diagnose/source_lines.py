@@ -29,19 +29,19 @@ class SourceLines:
 
     def _read(self, path: str) -> list[bytes]:
         try:
-            found = os.open(path, os.O_PATH | os.O_CLOEXEC)  # this opens no device, and waits for no pipe
+            named = os.open(path, os.O_PATH | os.O_CLOEXEC)  # this opens no device, and waits for no pipe
         except (OSError, ValueError):
             return []
         try:
-            status = os.fstat(found)
+            status = os.fstat(named)
             fits = 0 < status.st_size <= min(FILE_BYTES_MAX, BYTES_MAX - self._bytes)
             if not stat.S_ISREG(status.st_mode) or not fits:
                 return []
-            with open(f"/proc/self/fd/{found}", "rb", buffering=0) as file:
+            with open(f"/proc/self/fd/{named}", "rb", buffering=0) as file:
                 text = file.read(status.st_size)
         except OSError:
             return []
         finally:
-            os.close(found)
+            os.close(named)
         self._bytes += len(text)
         return text.splitlines()
