@@ -148,6 +148,48 @@ def test_a_name_forges_no_line_of_a_log() -> None:
     assert line.endswith("path=/a\\x0a2026 ERROR forged")
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("mode", [0o700, 0o1777])
+def test_a_log_in_the_directory_of_another_user_leads_to_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    """`headrace up 2>>/home/u/log` by root copied the log over the file that NAME.1 led to, and made it 0600."""
+    monkeypatch.setattr(logs, "LOG_BYTES_MAX", 1000)
+    victim, folder = tmp_path / "victim", tmp_path / "users"
+    victim.write_text("root:x:0:0")
+    folder.mkdir()
+    (folder / "log.1").symlink_to(victim)
+    os.chown(folder, 65534 if mode == 0o700 else 0, 0)
+    folder.chmod(mode)
+    log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        os.write(log, b"x" * 1001)
+        logs.keep_bounded(log)
+        assert victim.read_text() == "root:x:0:0"
+        assert (folder / "log").stat().st_size == 0
+    finally:
+        os.close(log)
+    is_kept = not (folder / "log.1").is_symlink()
+    assert (is_kept, os.listdir(folder)) == (mode != 0o700, ["log", "log.1"])
+    assert not is_kept or (folder / "log.1").read_bytes() == b"x" * 1001
+
+
+def test_a_log_whose_file_was_replaced_is_emptied_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "LOG_BYTES_MAX", 1000)
+    log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        os.write(log, b"x" * 1001)
+        os.unlink(tmp_path / "log")
+        (tmp_path / "log (deleted)").write_text("of another program")
+        logs.keep_bounded(log)
+        assert os.fstat(log).st_size == 0
+    finally:
+        os.close(log)
+    assert (tmp_path / "log (deleted)").read_text() == "of another program"
+
+
 def test_a_log_is_bounded_while_the_process_runs(tmp_path: Path) -> None:
     program = (
         "import logging\nfrom headrace.base import logs\nlogs.LOG_BYTES_MAX = 200_000\nlogs.CHECK_BYTES = 10_000\n"

@@ -6,11 +6,16 @@ import logging
 import os
 import shutil
 import stat
+from contextlib import suppress
 
+from headrace.base.errors import UsageError
 from headrace.base.printable import printable
+from headrace.base.private_folder import private
+from headrace.base.trusted_owner import check_above
 
 LOG_BYTES_MAX = 16 << 20
-"""Bytes after which a log is copied to NAME.1, replacing the old copy, and starts empty."""
+"""Bytes after which a log is copied to NAME.1, replacing the old copy, and starts empty. Where another user may
+exchange NAME.1, it starts empty without a copy."""
 CHECK_BYTES = 64 << 10
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
@@ -46,11 +51,37 @@ def keep_bounded(fd: int) -> None:
         if not stat.S_ISREG(status.st_mode) or status.st_size <= LOG_BYTES_MAX:
             return
         path = os.readlink(f"/proc/self/fd/{fd}")
-        shutil.copyfile(path, path + ".1")
-        os.chmod(path + ".1", 0o600)
-        os.truncate(path, 0)
+        if _is_exchangeable(path, status):
+            os.ftruncate(fd, 0)
+            return
+        _copy(fd, path + ".1")
+        os.ftruncate(fd, 0)
     except OSError:
         pass  # a log that grows is better than a process that ends
+
+
+def _is_exchangeable(path: str, status: os.stat_result) -> bool:
+    """Return whether another user may lead the path of a log elsewhere, or another file is there."""
+    try:
+        check_above(path, owners=(0, os.geteuid()))
+        return not os.path.samestat(os.lstat(path), status)
+    except (OSError, UsageError):
+        return True
+
+
+def _copy(fd: int, path: str) -> None:
+    """Replace a file, or a link, by a copy of an open file."""
+    draft = f"{path}.{os.getpid()}"
+    with suppress(FileNotFoundError):
+        os.unlink(draft)
+    try:
+        with open(f"/proc/self/fd/{fd}", "rb") as source, open(draft, "xb", opener=private) as target:
+            shutil.copyfileobj(source, target)
+        os.rename(draft, path)
+    except OSError:
+        with suppress(FileNotFoundError):
+            os.unlink(draft)
+        raise
 
 
 def log_to_stderr(level: str, *, format: str = FORMAT) -> logging.Handler:
