@@ -26,6 +26,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND = timedelta(seconds=1)
 _PANIC = "RustPanic"
 """The class for a panic in obstore's runtime, for example for a URL of 64 KiB. No module has it."""
+_SIZE_MAX = (1 << 63) - 1
+"""Largest file that the kernel, other nodes and the index take."""
 _NO_LENGTH = re.compile(r"Content-Length Header missing")
 
 
@@ -72,7 +74,7 @@ def version_of(meta: ObjectMeta) -> Version:
     if token and not token.endswith('"'):
         token = f'"{token}"'
     mtime_ns = (meta["last_modified"] - _EPOCH) // _SECOND * 10**9
-    return Version(meta["size"], stored_ns(mtime_ns), token)
+    return Version(min(meta["size"], _SIZE_MAX), stored_ns(mtime_ns), token)
 
 
 def stored_version(meta: ObjectMeta, target: str) -> Version:
@@ -119,4 +121,5 @@ def translated(
     except Exception as error:
         if type(error).__name__ != _PANIC:
             raise
-        raise OriginError(target, why="obstore failed: the key may be too long for a URL") from None
+        why = "obstore can't send this request: its key or entity tag fits into no request"
+        raise OriginError(target, why=why) from None

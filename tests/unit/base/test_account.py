@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import tempfile
@@ -88,6 +89,7 @@ def test_a_program_that_the_user_may_change_gets_no_rights(
     open_place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A module of the user's would run in the process that has CAP_SYS_ADMIN: its home's, or one on the way."""
+    importlib.import_module("ctypes")  # which is not found later
     account, place = Account("nobody", NOBODY, NOBODY, (NOBODY,), "/"), open_place
     (place / "lib").mkdir(mode=0o755)
     program = place / "python"
