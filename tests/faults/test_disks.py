@@ -67,6 +67,9 @@ def test_one_of_two_disks_dies(host: Host, make_disk: MakeDisk) -> None:
     logs = [*host.run_folder.glob("*.log")]
     said = f"other disks get its new files folder={second}"
     wait_until(lambda: any(said in path.read_text() for path in logs), hint=lambda: str(logs))
+    cache = host.status()["cache"]
+    assert cache["volumes"][str(second)]["failures"] > 0
+    assert cache["volumes"][str(host.cache)]["failures"] == 0
     host.ok("down")
     assert up.wait() == 0
     host.assert_nothing_left()

@@ -121,6 +121,10 @@ def _volume_lines(cache: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(
             ("", f"the disk of {folder} is full: the node caches nothing new there until space is free")
         )
+    for folder in cache.get("disks_failing", ()):
+        lines.append(
+            ("", f"the disk of {folder} fails or is read-only: the node tries it again later; replace it")
+        )
     for folder in cache.get("disks_too_small", ()):
         lines.append(("", f"the disk of {folder} is smaller than its configured capacity"))
     for folder in cache.get("disks_spent", ()):

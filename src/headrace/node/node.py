@@ -451,6 +451,7 @@ class Node:
                 **self.store.statistics(),
                 "disks_full": self.upkeep.disks_full,
                 "disks_spent": self.upkeep.disks_spent,
+                "disks_failing": [volume.folder for volume in self.store.disks if volume.is_failing],
                 "volumes": {volume.folder: _volume_status(volume) for volume in self.store.disks},
                 "moves": self.tier_mover.statistics(),
                 "disks_too_small": [volume.folder for volume in self.store.disks if volume.is_cut],
@@ -524,6 +525,7 @@ def _volume_status(volume: Volume) -> dict[str, object]:
         "written_bytes": volume.written.total_bytes,
         "written_bytes_day": volume.written.day_bytes(),
         "writes_a_day": volume.writes_a_day,
+        "failures": volume.failures,
     }
 
 

@@ -78,6 +78,12 @@ METRICS = (
                 "written_bytes_day",
                 "Bytes written to a cache volume within the last day.",
             ),
+            (
+                "failures_total",
+                COUNTER,
+                "failures",
+                "Changes that the disk of a cache volume refused since the node started, other than for want of space.",
+            ),
         )
     ),
     Metric(

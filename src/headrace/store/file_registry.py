@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
 from headrace.base import failpoint
-from headrace.base.errors import CorruptIndexError, StoreError
+from headrace.base.errors import StoreError
 from headrace.base.model import Entry, FileId
 from headrace.store.file_lives import FileLives
 from headrace.store.groups import FileGroups, SpaceDivision
@@ -19,6 +20,16 @@ from headrace.store.schema import CachedFile
 from headrace.store.usage import Accounts
 from headrace.store.volume import Volume
 from headrace.store.writer import CacheWriter
+
+log = logging.getLogger(__name__)
+
+
+class Deletion(NamedTuple):
+    """Says what became of files that were to be deleted. kept: how many their disks did not let go, for the error."""
+
+    freed_bytes: int = 0
+    kept: int = 0
+    error: StoreError | None = None
 
 
 class FileRegistry:
@@ -86,34 +97,38 @@ class FileRegistry:
 
     def discard(self, ids: list[FileId]) -> int:
         """Delete records in one commit, then files: a crash in between leaves files without a record. Return freed
-        bytes. Raises StoreError if a disk fails; all records are gone then, and the files of other disks."""
+        bytes. Raises StoreError if a disk keeps a file; all records and other files are gone then."""
+        deletion = self.delete(ids)
+        if deletion.error is not None:
+            raise deletion.error
+        return deletion.freed_bytes
+
+    def forget(self, ids: list[FileId]) -> int:
+        """Discard files, and return the bytes of those that are gone. What a disk keeps of them is no error: their
+        records are gone, and fsck removes them later."""
+        return self.delete(ids).freed_bytes
+
+    def delete(self, ids: list[FileId]) -> Deletion:
+        """Do the work of `discard`, and return what it raises."""
         records = [cached for cached in map(self.index.cached, ids) if cached is not None]
         if not records:
-            return 0
+            return Deletion()
         with self.index.batch():
             for cached in records:
                 self.index.drop_cached(cached.id)
         failpoint.hit("discard.records")
-        freed = 0
-        for cached in records:
-            self.accounts.pinned.discard(cached.id)
-            freed += self.accounts.remove(cached.id)
-        problem: StoreError | None = None
-        for cached in records:
+        sizes = [self._remove(cached.id) for cached in records]
+        freed_bytes, errors = 0, list[StoreError]()
+        for cached, size_bytes in zip(records, sizes, strict=True):
             try:
                 self.volumes[cached.volume].unlink(cached.id)
+                freed_bytes += size_bytes
             except StoreError as error:
-                problem = problem or error
-        if problem is not None:
-            raise problem
-        return freed
+                errors.append(error)
+        if errors:
+            log.info("a disk keeps files that were to be deleted count=%d error=%s", len(errors), errors[0])
+        return Deletion(freed_bytes, len(errors), errors[0] if errors else None)
 
-    def forget(self, ids: list[FileId]) -> int:
-        """Discard files. What a disk that fails keeps of them is no error: the records are gone."""
-        try:
-            return self.discard(ids)
-        except StoreError as error:
-            has_failed = any(volume.is_failing for volume in self.volumes)
-            if not has_failed or isinstance(error, CorruptIndexError):
-                raise
-            return 0
+    def _remove(self, id: FileId) -> int:
+        self.accounts.pinned.discard(id)
+        return self.accounts.remove(id)

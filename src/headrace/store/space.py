@@ -24,14 +24,17 @@ from headrace.store.spill import note_spilled
 from headrace.store.tenant_limits import TenantLimits
 from headrace.store.tiered_files import TieredFiles
 from headrace.store.usage import allocated_bytes
-from headrace.store.victims import Victims
-from headrace.store.volume import Volume
+from headrace.store.victims import Step, Victims
+from headrace.store.volume import Volume, takes_changes
 from headrace.store.writer import CacheWriter
 
 EVICT_STEP_BYTES = 8 << 20
 EVICT_STEP_FILES = 512
 """Most bytes, and about the files, that are evicted per acquisition of the lock beyond what is needed at once: some
 15 ms, and as much where plans choose them."""
+
+KEPT_FILES_MAX = 64
+"""Files that a disk may keep before an eviction ends: their records are lost, and no space is won."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +208,7 @@ class CacheSpace:
         spill = self._spill
         if spill is None or not spill.used_bytes or all(disk.disk_is_full for disk in self._disks):
             return []
-        self._files.discard(ids := self._victims.all_idle(spill))
+        self._files.forget(ids := self._victims.all_idle(spill))
         return ids
 
     def _trim_borrowed(self, volume: Volume) -> list[FileId]:
@@ -215,7 +218,7 @@ class CacheSpace:
         if surplus <= 0:
             return []
         ids = policy.borrowed_victims(min(surplus, EVICT_STEP_BYTES), self._files.accounts.is_kept)
-        self._files.discard(ids)
+        self._files.forget(ids)
         return self._count_evicted(ids)
 
     def _count_evicted(self, ids: list[FileId]) -> list[FileId]:
@@ -285,15 +288,9 @@ class CacheSpace:
         for step in self._victims.steps:
             if step == self._victims.partial_open:
                 bytes_left -= spare
-            if bytes_left <= 0:
+            if bytes_left <= 0 or _keeps_files(volume):
                 break
-            ids = step(volume, bytes_left, keep)
-            for id in ids:
-                self._files.forget_writer(id)
-            bytes_left -= self._files.forget(ids)
-            evicted += ids
-            if volume.is_failing:
-                break
+            bytes_left -= _evict_by(step, self._files, volume, bytes_left, keep=keep, evicted=evicted)
         self.evicted_files += len(evicted)
         self._step_bytes = _next_step_bytes(self._step_bytes, len(evicted))
         return evicted
@@ -333,6 +330,36 @@ class CacheSpace:
             raise EvictedError(
                 f"cache file {writer.id:x} can't be written", why="its earlier bytes are dropped"
             ) from error
+
+
+def _evict_by(
+    step: Step,
+    files: FileRegistry,
+    volume: Volume,
+    bytes_needed: int,
+    *,
+    keep: FileId | None,
+    evicted: list[FileId],
+) -> int:
+    """Evict what a step chooses, and others for files that the disk keeps. Return the freed bytes. evicted: gets the
+    ids."""
+    freed_bytes = kept = 0
+    while freed_bytes < bytes_needed and kept < KEPT_FILES_MAX:
+        ids = step(volume, bytes_needed - freed_bytes, keep)
+        for id in ids:
+            files.forget_writer(id)
+        deletion = files.delete(ids)
+        freed_bytes += deletion.freed_bytes
+        kept += deletion.kept
+        evicted += ids
+        if not deletion.kept or _keeps_files(volume):
+            break
+    return freed_bytes
+
+
+def _keeps_files(volume: Volume) -> bool:
+    """Return whether a disk that failed lately still lets no file go. The records would be lost for nothing."""
+    return volume.is_failing and not takes_changes(volume.folder)
 
 
 def _next_step_bytes(step_bytes: int, files: int) -> int:

@@ -63,6 +63,6 @@ class TenantLimits:
             ids = self._victims.of_tenant(volume, tenant, bytes_needed, keep)
             for id in ids:
                 self._files.forget_writer(id)
-            bytes_needed -= self._files.discard(ids)
+            bytes_needed -= self._files.forget(ids)
             evicted += ids
         return evicted

@@ -78,6 +78,28 @@ def map_path(directory: str, id: int) -> str:
     return f"{directory}/files/{folder_name(id)}/{id:012x}.map"
 
 
+def takes_changes(directory: str) -> bool:
+    """Return whether a file can be created and removed in a volume now."""
+    try:
+        _probe(directory)
+    except OSError:
+        return False
+    return True
+
+
+def _probe(directory: str) -> None:
+    """Raise OSError if the directory is not writable. A full disk is no error: its existing files are used."""
+    probe = f"{directory}/.writable"
+    try:
+        with open(probe, "wb") as file:
+            file.write(b"x")
+    except OSError as error:
+        if not is_full(error):
+            raise
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(probe)
+
+
 def take_lock(path: str, subject: str) -> int:
     """Return a descriptor that holds the lock until it is closed. A file that a failed start removes meanwhile locks
     nothing. StoreBusyError names the pid that holds the lock. Raises OSError."""
@@ -126,6 +148,8 @@ class Volume:
         self.is_cut = False
         """The disk is smaller than the configured capacity, so its size is the capacity."""
         self.used_bytes = 0  # kept by the store
+        self.failures = 0
+        """Changes that the disk refused since the start, other than for want of space."""
         self._lock_fd = -1
         self._folder_fd = -1
         self._unlinked: deque[tuple[float, int]] = deque()  # times and bytes of recent unlinks
@@ -140,7 +164,7 @@ class Volume:
             if self.is_new and self._room_bytes() < ROOM_BYTES_MIN:
                 raise OSError(errno.ENOSPC, "its filesystem is full")
             os.makedirs(files_folder(self.folder), mode=0o700, exist_ok=True)
-            self._probe()
+            _probe(self.folder)
             self._cut_to(os.statvfs(self.folder))
             self._lock_fd = take_lock(f"{self.folder}/lock", f"cache volume {self.folder}")
         except StoreBusyError:
@@ -166,18 +190,6 @@ class Volume:
                 *(self.folder, self.capacity_bytes, size_bytes),
             )
             self.capacity_bytes, self.is_cut = size_bytes, True
-
-    def _probe(self) -> None:
-        """Raise OSError if the directory is not writable. A full disk is no error: its existing files are used."""
-        probe = f"{self.folder}/.writable"
-        try:
-            with open(probe, "wb") as file:
-                file.write(b"x")
-        except OSError as error:
-            if not is_full(error):
-                raise
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(probe)
 
     @property
     def free_bytes(self) -> int:
@@ -217,9 +229,13 @@ class Volume:
         except OSError:  # another error of the disk
             return False
 
-    def note_failure(self, error: OSError) -> None:
-        """Note an error of a change here. A disk that fails, or became read-only, gets no new files for a while."""
-        if error.errno is None or error.errno in _OTHER_ERRORS or self.is_failing:
+    def note_failure(self, error: OSError, *, of_disk: bool = True) -> None:
+        """Note an error of a change here. A disk that fails, or became read-only, gets no new files for a while.
+        of_disk: False: it concerns one file, and the disk takes other changes."""
+        if error.errno is None or error.errno in _OTHER_ERRORS:
+            return
+        self.failures += 1
+        if self.is_failing or not of_disk:
             return
         now_s = time.monotonic()
         is_again = now_s < self._failing_until_s + FAILING_S_MAX
@@ -289,7 +305,7 @@ class Volume:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                self.note_failure(error)
+                self.note_failure(error, of_disk=not takes_changes(self.folder))
                 raise _unusable(self.folder, error) from error
         if is_gone:
             _remove_if_empty(os.path.dirname(data_path(self.folder, id)))

@@ -20,6 +20,7 @@ from headrace.store.store import Store
 from headrace.store.volume import Volume
 from tests.unit.store.broken_disk import broken_disk
 from tests.unit.store.conftest import OpenDisks, OpenStore, cached, fill, named
+from tests.unit.store.unreadable import unreadable
 
 MIB = 1 << 20
 
@@ -287,3 +288,37 @@ def test_small_files_that_were_not_written_reserve_nothing(
     assert not any(store._files.accounts.is_reserved(entry.id) for entry in entries)
     store.complete_small_many([(entry, bytes(entry.version.size_bytes)) for entry in entries])
     assert all(cached(store, entry.id).trusted for entry in entries)
+
+
+def test_a_file_that_the_only_disk_keeps_stops_no_eviction(open_store: OpenStore) -> None:
+    """For 30 s nothing could be cached, as if the disk were full."""
+    store = open_store(16 * MIB)
+    ids = [fill(store, b"%d" % number, 3 * MIB) for number in range(5)]
+    with unreadable(store.disks[0].data_path(ids[0])):
+        for number in range(8):
+            fill(store, b"later%d" % number, 3 * MIB)
+        assert store.index.cached(ids[0]) is None
+        assert not store.disks[0].is_failing
+        assert store.disks[0].failures == 1
+    assert store.used_bytes <= 16 * MIB
+
+
+def test_a_disk_that_failed_and_takes_changes_again_is_evicted_for_a_file(open_store: OpenStore) -> None:
+    store = open_store(16 * MIB)
+    for number in range(5):
+        fill(store, b"%d" % number, 3 * MIB)
+    store.disks[0].note_failure(OSError(errno.EIO, os.strerror(errno.EIO)))
+    fill(store, b"later", 3 * MIB)
+    assert store.disks[0].is_failing
+
+
+def test_the_only_disk_keeps_its_files_while_it_is_read_only(open_store: OpenStore) -> None:
+    """They can be read."""
+    store = open_store(16 * MIB)
+    ids = [fill(store, b"%d" % number, 3 * MIB) for number in range(5)]
+    with broken_disk(store.disks[0], errno.EROFS):
+        for number in range(6):
+            with pytest.raises((NoSpaceError, StoreError)):
+                fill(store, b"later%d" % number, 3 * MIB)
+    lost = [id for id in ids if store.index.cached(id) is None]
+    assert len(lost) <= 2  # those that made the first failure
