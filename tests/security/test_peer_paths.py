@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.base.beneath import Root
-from headrace.base.errors import PeerError, ProtocolError, VersionChangedError
+from headrace.base.errors import PathNotFoundError, PeerError, ProtocolError, VersionChangedError
 from headrace.base.namespace_path import check_path
 from headrace.overlay.snapshot import EntryType, Snapshot
 from headrace.ring.view import ClusterView, NodeInfo, next_view
@@ -24,13 +24,14 @@ from headrace.wire.peer_messages import FileRange, Replicate
 from headrace.writeback.replication.dirty_files import DirtyFiles
 from headrace.writeback.replication.replica_host import ReplicaHost
 from headrace.writeback.replication.replica_layer import ReplicaLayer
+from headrace.writeback.replication.replicator import ReplicaOffers
 
 EVIL_PATHS = [
     b"", b"etc/cron.d/x", b"/..", b"/../../etc/shadow", b"/a/../../b", b"/a/./b", b"//etc", b"/a//b", b"/a/",
     b"/a\0b", b"/" + b"n" * 256, b"/n" * 2048,
 ]  # fmt: skip
 EVIL_IDS = ["", ".", "..", "../..", "a/b", "/etc", "a\0", ".hidden", "n" * 256]
-WANTED = {"size_bytes": 4, "mtime_ns": 0, "token": "t", "start": 0, "end": 4}
+WANTED: dict[str, Any] = {"size_bytes": 4, "mtime_ns": 0, "token": "t", "start": 0, "end": 4}
 
 
 def requests_with(path: bytes) -> list[dict[str, object]]:
@@ -43,7 +44,11 @@ def requests_with(path: bytes) -> list[dict[str, object]]:
         {"type": "OriginChanged", "paths": [path]},
         {"type": "OfferHandover", "files": [wanted], "epoch": 1},
         {"type": "ReportCorruption", "file": wanted},
-        {"type": "Replicate", "writer": "n1", "snapshots": [{"path": path, "shape": 1, "content": b"evil"}]},
+        {
+            "type": "Replicate",
+            "writer": "n1",
+            "snapshots": [{"path": path, "shape": 1, "size_bytes": 4, "content": b"evil"}],
+        },
         {"type": "ListPending", "writer": "n1", "path": path},
         {"type": "DirtyNamesChanged", "writer": "n1", "paths": [path]},
         {"type": "ResolveVersion", "path": path, "token": "t"},
@@ -85,6 +90,8 @@ def test_a_node_id_that_is_no_name_is_not_decoded(writer: str) -> None:
     [
         {"shape": 9}, {"shape": -1}, {"mode": 0o100644}, {"mode": -1}, {"size_bytes": -1}, {"inode": -1},
         {"shape": 1, "size_bytes": 1 << 40, "sums": [1]}, {"shape": 1, "size_bytes": 1 << 20, "sums": []},
+        {"uid": -1}, {"uid": 1 << 32}, {"gid": -1}, {"gid": 1 << 40}, {"size_bytes": 9}, {"content": b"x"},
+        {"shape": 4}, {"shape": 4, "content": b"a\0b"},
     ],
 )  # fmt: skip
 def test_a_snapshot_that_no_layer_can_have_is_not_decoded(fields: dict[str, object]) -> None:
@@ -100,6 +107,44 @@ def test_a_written_name_that_is_none_is_not_decoded(name: bytes) -> None:
     answer = {"type": "PendingNamesPage", "names": [[name, 2]], "state": "", "whole": True}
     with pytest.raises(ProtocolError):
         peer_frame.decode_answer(msgspec.msgpack.encode(answer))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        [b"x", 2, -1], [b"x", 2, 1 << 63], [b"x", 2, 1, 1 << 63], [b"x", 2, 1, 1, -1],
+        [b"x", 2, 1, 1, 1, (1 << 64) - 1], [b"x", 9], [b"", 2], [b"", 3], [b"", 1],
+    ],
+)  # fmt: skip
+def test_a_written_file_that_no_layer_can_have_is_not_decoded(entry: list[object]) -> None:
+    """Each listing of its directory failed on the nodes that asked for it, and the log had a trace."""
+    answer = {"type": "PendingNamesPage", "names": [entry], "state": "", "whole": True}
+    with pytest.raises(ProtocolError):
+        peer_frame.decode_answer(msgspec.msgpack.encode(answer))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"type": "ReplicateAhead", "writer": "n1", "inode": 1, "start": 0, "end": 1 << 50},
+        {"type": "ReplicateAhead", "writer": "n1", "inode": 1, "start": 1, "end": 9},
+        {"type": "ReplicateAhead", "writer": "n1", "inode": 1, "start": 1 << 63, "end": (1 << 63) + 9},
+        {"type": "OfferHandover", "files": [{"path": b"/f", **WANTED}] * 10_000, "epoch": 1},
+        {"type": "DirtyNamesChanged", "writer": "n1", "paths": [b"/f"] * 10_000},
+        {"type": "OriginChanged", "paths": [b"/f"] * 10_000},
+    ],
+)
+def test_a_request_of_huge_counts_is_not_decoded(request_: dict[str, object]) -> None:
+    with pytest.raises(ProtocolError):
+        peer_frame.decode_request(msgspec.msgpack.encode(request_))
+
+
+@pytest.mark.parametrize("token", ["written/zz", "written/", "written/-5", "written/" + "9" * 5000])
+def test_a_token_of_no_offered_file_is_one_error(token: str) -> None:
+    """The log had a trace for each of some."""
+    with pytest.raises(PathNotFoundError) as refused:
+        ReplicaOffers().open(FileRange(b"/f", **{**WANTED, "token": token}))
+    assert len(str(refused.value)) < 200
 
 
 @given(st.binary(max_size=64).map(lambda tail: b"/" + tail))

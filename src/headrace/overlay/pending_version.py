@@ -45,8 +45,11 @@ class PendingEntry(msgspec.Struct, frozen=True, array_like=True):
         if self.name:  # the root has none
             check_name(self.name)
         EntryState(self.means)
-        if not TIME_NS_MIN <= self.mtime_ns <= TIME_NS_MAX:
-            raise ValueError(f"mtime {self.mtime_ns} ns")
+        if not 0 <= self.size_bytes < 1 << 63 or not 0 <= self.inode < 1 << 64:
+            raise ValueError(f"{self.size_bytes} bytes, inode {self.inode}")
+        for time_ns in (self.mtime_ns, self.ctime_ns):
+            if not TIME_NS_MIN <= time_ns <= TIME_NS_MAX:
+                raise ValueError(f"a time of {time_ns} ns")
 
     @classmethod
     def of_file(cls, name: bytes, status: os.stat_result) -> PendingEntry:

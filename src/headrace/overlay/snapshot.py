@@ -65,8 +65,14 @@ class Snapshot(msgspec.Struct, frozen=True):
         EntryType(self.shape)
         if self.mode & ~0o7777 or self.size_bytes < 0 or not 0 <= self.inode < 1 << 64:
             raise ValueError(f"mode {self.mode:o}, {self.size_bytes} bytes, inode {self.inode}")
+        if not (0 <= self.uid < 1 << 32 and 0 <= self.gid < 1 << 32):
+            raise ValueError(f"uid {self.uid}, gid {self.gid}")
         if self.is_large and len(self.sums) != block_count(self.size_bytes):
             raise ValueError(f"{len(self.sums)} checksums for {self.size_bytes} bytes")
+        if self.shape == EntryType.FILE and not self.is_large and len(self.content) != self.size_bytes:
+            raise ValueError(f"{len(self.content)} bytes of a file of {self.size_bytes}")
+        if self.shape == EntryType.LINK and (not self.content or b"\0" in self.content):
+            raise ValueError(f"a link to {self.content[:80]!r}")
 
     @property
     def state(self) -> tuple[object, ...]:

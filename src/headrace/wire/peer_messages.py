@@ -15,7 +15,7 @@ from typing import Annotated
 
 import msgspec
 
-from headrace.base.model import ObjectMetadata, Version
+from headrace.base.model import BLOCK_SIZE_BYTES, ObjectMetadata, Version
 from headrace.base.namespace_path import check_name, check_node_id, check_path
 from headrace.overlay.pending_version import PendingEntry
 from headrace.overlay.snapshot import Snapshot
@@ -28,9 +28,11 @@ PEER_PROTOCOL_MIN = 4
 """The oldest protocol that this release speaks. From the first release on a node speaks at least two, so that nodes can
 be upgraded one by one. Protocols 1 to 3 had other names for messages."""
 FILES_MAX = 256
-"""The limit for the files of one Fetch."""
+"""The limit for the files of one Fetch, and of one OfferHandover."""
 REPORTED_MAX = 256
-"""The limit for the directories of one OriginChanged."""
+"""The limit for the directories of one OriginChanged, and of one DirtyNamesChanged."""
+AHEAD_BYTES_MAX = 64 << 20
+"""The limit for the bytes of one ReplicateAhead. The receiver has all of them in memory."""
 TRIAL_ROWS_MAX = 1000
 """The limit for the rows of one TrialAnswer."""
 TRIAL_WORD_MAX = 300
@@ -141,7 +143,7 @@ class OfferHandover(Message, frozen=True):
     """Offer files to their new owner after a change of the ring. The receiver owns them now, and fetches those it lacks
     from the sender or another node that has them. → HandoverAnswer, after that."""
 
-    files: list[FileRange]
+    files: Annotated[list[FileRange], msgspec.Meta(max_length=FILES_MAX)]
     epoch: int
 
 
@@ -168,7 +170,7 @@ class Replicate(Message, frozen=True):
 
 class ReplicateAhead(Message, frozen=True):
     """Fetch these bytes of a sender's file now, so that the Replicate that follows takes less time. → Done. inode: of
-    the file on the sender."""
+    the file on the sender. start: first byte of a block."""
 
     writer: str
     inode: int
@@ -177,7 +179,9 @@ class ReplicateAhead(Message, frozen=True):
 
     def __post_init__(self) -> None:
         check_node_id(self.writer)
-        if not (0 < self.inode < 1 << 64 and 0 <= self.start < self.end):
+        length = self.end - self.start
+        is_range = 0 <= self.start < self.end <= INT64_MAX and not self.start % BLOCK_SIZE_BYTES
+        if not (0 < self.inode < 1 << 64 and is_range and length <= AHEAD_BYTES_MAX):
             raise ValueError(f"bytes {self.start} to {self.end} of inode {self.inode}")
 
 
@@ -210,7 +214,7 @@ class DirtyNamesChanged(Message, frozen=True):
     below: the change may also be somewhere below them. → Done, at once."""
 
     writer: str
-    paths: list[bytes]
+    paths: Annotated[list[bytes], msgspec.Meta(max_length=REPORTED_MAX)]
     below: bool = False
 
     def __post_init__(self) -> None:
@@ -321,6 +325,10 @@ class PendingNamesPage(Message, frozen=True):
     state: str
     whole: bool
     more: bool = False
+
+    def __post_init__(self) -> None:
+        if not all(entry.name for entry in self.names):
+            raise ValueError("a name is empty")
 
 
 class VersionResolved(Message, frozen=True):

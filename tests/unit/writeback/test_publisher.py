@@ -298,3 +298,15 @@ async def test_a_page_that_fails_leaves_the_last_answer_complete(monkeypatch: py
     peers.pages_left = 100
     assert sorted(await elsewhere.rows(b"/d")) == [*names, b"7", b"8"]
     await here.registry.stop()
+
+
+@pytest.mark.parametrize("state", ["²", "²:1", "1:²", "9" * 5000, "x", ":1", "-5"])
+async def test_a_state_that_no_answer_had_gets_all_names(state: str) -> None:
+    """Some were an exception, and a trace in the log."""
+    here = PublisherFixture()
+    here.registry.start()
+    here.write(b"/d/1")
+    instance = here.registry.answer(ListPending("n0", b"/d", "")).state.partition(":")[0]
+    page = here.registry.answer(ListPending("n0", b"/d", f"{instance}:{state}"))
+    assert [entry.name for entry in page.names] == [b"1"]
+    await here.registry.stop()

@@ -303,9 +303,12 @@ class DirtyNamesPublisher:
         began."""
         instance, _, rest = state.partition(":")
         since, _, begun = rest.partition(":")
-        if instance != self._instance or not since.isdigit():
+        if instance != self._instance:
             return -1, None
-        return int(since), int(begun) if begun.isdigit() else None
+        try:
+            return int(since), int(begun) if begun else None
+        except ValueError:
+            return -1, None
 
     def _queue_notices(self, directories: set[bytes]) -> None:
         """Queue a notice of changed directories for every other node."""

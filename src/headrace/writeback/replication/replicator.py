@@ -126,10 +126,13 @@ class ReplicaOffers:
 
     def open(self, wanted: FileRange) -> OfferedFile:
         """Open an offered file. Raises PathNotFoundError if the file is not offered."""
-        inode = int(wanted.token.removeprefix(OFFER_TOKEN_PREFIX), 16)
-        offered = self._open.get(inode)
+        inode = wanted.token.removeprefix(OFFER_TOKEN_PREFIX)
+        try:
+            offered = self._open.get(int(inode, 16))
+        except ValueError:
+            offered = None
         if offered is None:
-            raise PathNotFoundError(f"written file {inode:x}", why="it is no longer offered")
+            raise PathNotFoundError(f"written file {inode[:80]}", why="it is no longer offered")
         return OfferedFile(offered[0], os.fsdecode(wanted.path))
 
 
