@@ -32,7 +32,7 @@ class BrokeredBulkReader:
         requests = [(number, *((item, 0, None) if isinstance(item, str) else item)) for number, item in group]
         paths = [plain(os.fsencode(path)) for _, path, _, _ in requests]
         if sum(path.count(b"/") for path in paths) > NAMES_MAX:
-            return [read_file(self._vfs, *request) for request in requests]
+            return [read_file(self._vfs.read, *request) for request in requests]
         opened = self._vfs.open_many(paths, 0, STEP_BYTES)
         results: list[ReadResult] = []
         try:

@@ -44,20 +44,43 @@ class BulkReader(Protocol):
         """End the threads. A later read starts new ones."""
 
 
-class ThreadedBulkReader:
-    """Reads each file by one call of a namespace, many at a time in threads. vfs: stays the caller's."""
+class Reads(Protocol):
+    """Makes the reads of one `read_many`."""
+
+    def read(self, path: bytes, start: int, end: int | None) -> bytes:
+        """Read as `Vfs.read` does."""
+
+    def end(self) -> None:
+        """Let the reads in progress return soon: nobody waits for them any more."""
+
+
+class ReadsToTheEnd:
+    """Reads of a namespace that nobody can end."""
 
     def __init__(self, vfs: Vfs) -> None:
+        self.read = vfs.read
+
+    def end(self) -> None:
+        """Do nothing."""
+
+
+class ThreadedBulkReader:
+    """Reads each file by one call, many at a time in threads. vfs: stays the caller's. begin: begins the reads of one
+    `read_many`."""
+
+    def __init__(self, vfs: Vfs, *, begin: Callable[[Vfs], Reads] = ReadsToTheEnd) -> None:
         self._vfs = vfs
+        self._begin = begin
         self._threads = ForkSafePool(READ_MANY_THREADS, "headrace")
 
     def read(self, wanted: Iterable[Wanted], *, ordered: bool, on_error: OnError) -> Iterator[ReadResult]:
         in_flight: deque[Future[ReadResult]] = deque()
+        reads = self._begin(self._vfs)
         try:
             for number, request in enumerate(wanted):
                 path, start, end = (request, 0, None) if isinstance(request, str) else request
                 in_flight.append(
-                    self._threads.executor().submit(read_file, self._vfs, number, path, start, end)
+                    self._threads.executor().submit(read_file, reads.read, number, path, start, end)
                 )
                 while len(in_flight) >= AHEAD or (in_flight and in_flight[0].done()):
                     yield _next_result(in_flight, ordered=ordered, on_error=on_error)
@@ -66,6 +89,8 @@ class ThreadedBulkReader:
         finally:
             for future in in_flight:
                 future.cancel()
+            if in_flight:  # after Ctrl-C the end of the program waits for its threads
+                reads.end()
 
     def close(self) -> None:
         self._threads.close()
@@ -83,10 +108,12 @@ def _next_result(in_flight: deque[Future[ReadResult]], *, ordered: bool, on_erro
     return result
 
 
-def read_file(vfs: Vfs, number: int, path: str, start: int, end: int | None) -> ReadResult:
+def read_file(
+    read: Callable[[bytes, int, int | None], bytes], number: int, path: str, start: int, end: int | None
+) -> ReadResult:
     """Read bytes start to end of a file. Errors are in the result."""
     try:
-        return ReadResult(number, path, vfs.read(os.fsencode(path), start, end))
+        return ReadResult(number, path, read(os.fsencode(path), start, end))
     except (HeadraceError, OSError) as error:
         return failed_read(number, path, error)
 

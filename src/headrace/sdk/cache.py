@@ -68,7 +68,9 @@ def _bulk_reader_of(vfs: Vfs) -> BulkReader:
         from headrace.sdk.brokered_bulk_read import BrokeredBulkReader
 
         return BrokeredBulkReader(vfs)
-    return ThreadedBulkReader(vfs)
+    from headrace.sdk.remote_bulk_read import RemoteReads  # only for nodes of other hosts
+
+    return ThreadedBulkReader(vfs, begin=RemoteReads)
 
 
 class Cache(PresenceCalls):

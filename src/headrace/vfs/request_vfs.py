@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from headrace.base.errors import NotADirectoryPathError, VersionChangedError
 from headrace.client.node_client import CHANGED_ATTEMPTS
@@ -38,13 +39,7 @@ class RequestVfs(ABC):
         return ReadStream(self.content(path), os.fsdecode(path))
 
     def read(self, path: bytes, start: int, end: int | None) -> bytes:
-        for attempt in range(CHANGED_ATTEMPTS):
-            try:
-                return self._read(path, start, end)
-            except VersionChangedError:
-                if attempt + 1 == CHANGED_ATTEMPTS:
-                    raise
-        raise AssertionError
+        return of_one_version(lambda: self._read(path, start, end))
 
     def _read(self, path: bytes, start: int, end: int | None) -> bytes:
         """Return bytes start to end. Raise VersionChangedError when the file is replaced meanwhile."""
@@ -53,3 +48,14 @@ class RequestVfs(ABC):
             return content.read(start, content.size_bytes if end is None else end)
         finally:
             content.close()
+
+
+def of_one_version(read: Callable[[], bytes]) -> bytes:
+    """Return the result of a read. Repeat it some times while the file is replaced."""
+    for attempt in range(CHANGED_ATTEMPTS):
+        try:
+            return read()
+        except VersionChangedError:
+            if attempt + 1 == CHANGED_ATTEMPTS:
+                raise
+    raise AssertionError

@@ -37,6 +37,7 @@ from headrace.base.model import block_pieces
 from headrace.base.tokens import Tokens
 from headrace.http.node_connection import Address, HttpConnection, HttpResponse, is_alive
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
+from headrace.vfs.remote.request_group import RequestGroup
 from headrace.wire.api import SUMS_HEADER, SUMS_WORD, Cluster, NewJob, Problem, Value, operation
 
 log = logging.getLogger(__name__)
@@ -220,22 +221,31 @@ class ClusterClient:
     # ------------------------------------------------------------ bytes
 
     def fetch(
-        self, path: bytes, start: int, end: int, *, etag: str = "", into: memoryview | None = None
+        self,
+        path: bytes,
+        start: int,
+        end: int,
+        *,
+        etag: str = "",
+        into: memoryview | None = None,
+        group: RequestGroup | None = None,
     ) -> Fetched:
         """Fetch bytes start..end, at most STEP_BYTES, from an owner if possible. etag: only of that version, whose size
         the caller knows: fewer bytes are an error. Raises VersionChangedError where no node has it. into: the target of
-        the bytes, instead of a new buffer."""
+        the bytes, instead of a new buffer. group: raises CancelledByUserError after its end."""
+        requests = group or RequestGroup()
         headers = {SUMS_HEADER: SUMS_WORD, "range": f"bytes={start}-{end - 1}"}
         if etag:
             headers["if-match"] = etag
 
         def receive(node: ClusterNode) -> Fetched:
-            answer, link = self._send(node, "readContent", {"path": path}, None, headers)
-            if answer.status == 416:
+            answer, link = self._send(node, "readContent", {"path": path}, None, headers, requests=requests)
+            if answer.status != 206:
+                requests.release()
+                if answer.status != 416:
+                    raise self._error(node, answer, link)
                 self._read_body(node, answer, link)
                 return Fetched(b"", _size_beyond(node.address.who, answer, start), etag)
-            if answer.status != 206:
-                raise self._error(node, answer, link)
             try:
                 _check_version(node.address.who, answer, path, etag)
                 fetched = _received(node.address.who, answer, start, end, into)
@@ -246,6 +256,8 @@ class ClusterClient:
             except BaseException:
                 link.close()
                 raise
+            finally:
+                requests.release()
             self._release(node, link)
             return fetched
 
@@ -257,7 +269,8 @@ class ClusterClient:
                 )
             return fetched
 
-        return self._first(self._order(path, start), receive_all, missing_of_home=True)
+        order = self._order(path, start)
+        return self._first(order, receive_all, missing_of_home=True, requests=requests)
 
     def _start_fsck(self, node: ClusterNode, path: bytes) -> None:
         """Make the node compare its copy with its checksums, and drop bad blocks. Does not wait."""
@@ -304,17 +317,20 @@ class ClusterClient:
         *,
         missing_of_home: bool = False,
         only: bool = False,
+        requests: RequestGroup | None = None,
     ) -> Result:
         """Return the result of the first node that has one. While none answers, retry all for `patience_s`.
         missing_of_home: only home may report a missing path, because others may not know the path yet. only: try no
-        node outside the order."""
+        node outside the order. requests: those that `call` makes."""
         deadline = Deadline.after(self._patience_s)
         while True:
             failed: HeadraceError | None = None
             for node in order:
+                _check(requests)
                 try:
                     result = call(node)
                 except NodeUnavailableError as error:
+                    _check(requests)  # a connection that was cut off says nothing about the node
                     node.bad, node.probe_at_s = True, time.monotonic() + PROBE_S
                     failed = failed or error
                 except HeadraceError as error:
@@ -404,8 +420,10 @@ class ClusterClient:
         headers: dict[str, str] | None = None,
         *,
         link: HttpConnection | None = None,
+        requests: RequestGroup | None = None,
     ) -> tuple[HttpResponse, HttpConnection]:
-        """Send a request. link: a new one; otherwise an idle one, which is replaced if it turns out to be dead."""
+        """Send a request. link: a new one; otherwise an idle one, which is replaced if it turns out to be dead.
+        requests: the group that holds the connection on return."""
         entry = operation(name)
         target = _target(entry.path, query)
         sent = dict(headers or {})
@@ -421,8 +439,12 @@ class ClusterClient:
         while True:
             link = link or self._acquire(node)
             try:
+                if requests is not None:
+                    requests.hold(link)
                 return link.ask(entry.method, target, sent, data), link
             except BaseException as error:
+                if requests is not None:
+                    requests.release()
                 link.close()
                 if not (link.used and isinstance(error, NodeUnavailableError)):
                     raise
@@ -487,6 +509,11 @@ class ClusterClient:
         """Reset a forked child. A thread that the child lacks may hold the lock, and the sockets are the parent's."""
         if self._process != os.getpid():
             self._start()
+
+
+def _check(requests: RequestGroup | None) -> None:
+    if requests is not None:
+        requests.check()
 
 
 def _probe(node: ClusterNode) -> None:

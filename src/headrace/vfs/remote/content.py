@@ -12,6 +12,7 @@ from concurrent.futures import Future
 
 from headrace.base.cancel import Cancel
 from headrace.vfs.remote.cluster_client import STEP_BYTES, ClusterClient
+from headrace.vfs.remote.request_group import RequestGroup
 from headrace.vfs.streams import Content
 
 WINDOW_BYTES_MIN = 128 << 10
@@ -52,12 +53,21 @@ def filled(size_bytes: int, fill: Callable[[memoryview, int], None]) -> bytes:
     return buffer.getvalue()
 
 
-def fetch_into(nodes: ClusterClient, path: bytes, etag: str, target: memoryview, start: int) -> None:
-    """Fill the whole target. VersionChangedError; OriginError and its kinds."""
+def fetch_into(
+    nodes: ClusterClient,
+    path: bytes,
+    etag: str,
+    target: memoryview,
+    start: int,
+    *,
+    group: RequestGroup | None = None,
+) -> None:
+    """Fill the whole target. VersionChangedError; OriginError and its kinds. group: of the requests."""
     parts = ranges(start, start + len(target))
 
     def fetch(part: tuple[int, int]) -> None:
-        nodes.fetch(path, *part, etag=etag, into=target[part[0] - start : part[1] - start])
+        into = target[part[0] - start : part[1] - start]
+        nodes.fetch(path, *part, etag=etag, into=into, group=group)
 
     if len(parts) == 1:
         fetch(parts[0])

@@ -1,0 +1,24 @@
+"""Read many files of other hosts. After an error or Ctrl-C the requests in progress end: one may wait for a slow
+origin, and a large file takes thousands of them."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from headrace.vfs.remote.remote_vfs import RemoteVfs
+from headrace.vfs.remote.request_group import RequestGroup
+from headrace.vfs.vfs import Vfs
+
+
+class RemoteReads:
+    """Makes the reads of one `read_many`. vfs: a RemoteVfs."""
+
+    def __init__(self, vfs: Vfs) -> None:
+        self._vfs = cast(RemoteVfs, vfs)
+        self._group = RequestGroup()
+
+    def read(self, path: bytes, start: int, end: int | None) -> bytes:
+        return self._vfs.read_in(self._group, path, start, end)
+
+    def end(self) -> None:
+        self._group.end()
