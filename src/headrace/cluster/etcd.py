@@ -5,7 +5,7 @@ revision on. If the watch breaks, or etcd does not answer a small request within
 with the next endpoint. It then publishes the differences.
 
 A thread (`lease.py`) renews the lease. After the lease was lost, this node acquires a new one and writes every leased
-record again.
+record again (`lease_recovery.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from headrace.cluster.beliefs import NOTHING, Beliefs
 from headrace.cluster.etcd_client import EtcdAccess, EtcdConnector
 from headrace.cluster.etcd_connection import CALL_S, EtcdConnection, reason_of
 from headrace.cluster.kept_records import KeptRecords
+from headrace.cluster.lease_recovery import LeaseRecovery
 from headrace.cluster.own_lease import OwnLease
 from headrace.cluster.records import Followers, OnRecord, RecordSeals
 
@@ -64,13 +65,19 @@ class EtcdRecords:
         self._beliefs = Beliefs(seals, kept, self._followers.mirror)
         self._is_new = True
         self._leased: dict[str, bytes] = {}
+        self._recovery = LeaseRecovery(
+            self._lease,
+            self._leased,
+            self._followers.mirror,
+            value_now=self._value_now,
+            rewrite=lambda: self._rewrite_leased(),
+        )
         self._tasks = OwnedTasks(again_s=CANCEL_S)
         self._first = asyncio.Event()
         self._denied: ClusterDeniedError | None = None
         self._last_error = "it does not answer"
         self.revision = 0
         self.away_since_s: float | None = None
-        self.leases_lost = 0
 
     async def start(self) -> None:
         """Connect and load all records. A second call does nothing. Raise ClusterUnavailableError or
@@ -83,7 +90,7 @@ class EtcdRecords:
             self._is_new = False
             self._beliefs.remember()
         self._tasks.start(self._follow())
-        self._tasks.start(self._handle_losses())
+        self._tasks.start(self._recovery.handle_losses())
         try:
             async with asyncio.timeout(self._start_limit_s):
                 await self._first.wait()
@@ -100,6 +107,10 @@ class EtcdRecords:
         await self._lease.close()
         await self._connection.drop()
         await self._beliefs.keep_changes()
+
+    @property
+    def leases_lost(self) -> int:
+        return self._recovery.losses
 
     @property
     def lease_until_s(self) -> float:
@@ -259,11 +270,15 @@ class EtcdRecords:
         self._denied = None
         raw = {self._name(row.key): bytes(row.value) for row in rows}
         self._followers.publish_all(self._beliefs.meanings(raw, newest=True))
-        await self._write_leased_again(client)
+        await self._recovery.restore_missing(client)
         self._first.set()
         async with OwnedTasks(Exception, again_s=CANCEL_S) as tasks:
-            both = (tasks.start(self._check(client)), tasks.start(self._watch(client, self.revision + 1)))
-            ended, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            started = (
+                tasks.start(self._check(client)),
+                tasks.start(self._recovery.check_doubts(client)),
+                tasks.start(self._watch(client, self.revision + 1)),
+            )
+            ended, _ = await asyncio.wait(started, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
                 task.result()
 
@@ -278,8 +293,8 @@ class EtcdRecords:
             value = self._beliefs.meaning(name, raw, newest=True)
             exists = value is not None and (value != NOTHING or not self._beliefs.are_sealed)
             self._followers.publish(name, value if exists else None)
-            if not exists and name in self._leased and await self._write_leased_again(client):
-                log.error("this node's record was deleted: the node was out of the cluster key=%s", name)
+            if not exists and name in self._leased:
+                self._recovery.doubt()
 
     async def _check(self, client: Any) -> None:
         sealed_s = float("-inf")
@@ -290,43 +305,22 @@ class EtcdRecords:
             is_due = now_s - sealed_s >= RESEAL_S
             sealed_s = now_s if is_due else sealed_s
             await self._maintain_beliefs(seals=is_due)
+            self._recovery.retry()
             if self._connector.renewed:
                 raise _RenewedError
             async with asyncio.timeout(CALL_S):
                 await client.get(self._key(""))
 
-    async def _handle_losses(self) -> None:
-        while True:
-            await self._lease.wait_for_loss()
-            log.error("the lease was lost: this node was out of the cluster prefix=%s", self._prefix)
-            self.leases_lost += 1
-            self._lease.release()
-            try:
-                await self._rewrite_leased()
-            except ClusterUnavailableError:
-                continue  # _follow logs it, and writes them again
-            except Exception:  # the task must continue
-                log.exception("the leased records were not written again")
-
-    async def _write_leased_again(self, client: Any) -> bool:
-        """Write leased records if one is missing: etcd lost its data, or the lease ended while etcd was unavailable.
-        Return whether one was. The watch may be late: it reports that a record was deleted, or does not report yet that
-        it exists, after this node wrote it."""
-        for key in [key for key in self._leased if self._followers.mirror.get(key) is None]:
-            async with asyncio.timeout(CALL_S):
-                row = await client.get(self._key(key))
-            value = self._beliefs.meaning(key, None if row is None else bytes(row.value))
-            if value != self._leased.get(key):
-                self.leases_lost += 1
-                self._lease.release()
-                await self._rewrite_leased()
-                return True
-        return False
+    async def _value_now(self, client: Any, key: str) -> bytes | None:
+        """Return the value of a record in etcd."""
+        async with asyncio.timeout(CALL_S):
+            row = await client.get(self._key(key))
+        return self._beliefs.meaning(key, None if row is None else bytes(row.value))
 
     async def _rewrite_leased(self) -> None:
-        """Write leased records again, but never over a record that another node wrote meanwhile. The watch reports
-        that one, and the two nodes must not overwrite each other. A record that this node deletes or replaces meanwhile
-        is left out."""
+        """Write leased records again, for `LeaseRecovery`, but never over a record that another node wrote meanwhile.
+        The watch reports that one, and the two nodes must not overwrite each other. A record that this node deletes or
+        replaces meanwhile is left out."""
         for key, value in [*self._leased.items()]:
             lease = await self._lease.acquire()
             if self._leased.get(key) != value:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aetcd import EventKind
 
-from headrace.base.errors import ClusterUnavailableError
+from headrace.base.errors import ClusterDeniedError, ClusterUnavailableError
+from headrace.base.tasks import OwnedTasks
 from headrace.cluster.etcd import EtcdRecords
+from headrace.cluster.lease_recovery import LeaseRecovery
+from headrace.cluster.own_lease import OwnLease
+from headrace.testing.virtual_loop import pass_time
+from headrace.testing.waiting import until
 
 
 class FakeClient:
@@ -19,6 +25,7 @@ class FakeClient:
     def __init__(self, key: bytes, value: bytes | None) -> None:
         self._key = key
         self._value = value
+        self.was_read = False
 
     async def watch_prefix(self, prefix: bytes, *, start_revision: int) -> AsyncIterator[Any]:
         return self._events()
@@ -29,6 +36,7 @@ class FakeClient:
 
     async def get(self, key: bytes) -> Any:
         assert key == self._key
+        self.was_read = True
         return None if self._value is None else SimpleNamespace(value=self._value)
 
 
@@ -47,8 +55,93 @@ async def test_a_record_that_was_written_again_is_no_loss_of_the_lease(
     monkeypatch.setattr(records, "_rewrite_leased", write_again)
     records._leased["rights/f"] = b"mine"
     records._followers.mirror["rights/f"] = b"mine"
-    await records._watch(FakeClient(b"/rights/f", value), 1)
+    client = FakeClient(b"/rights/f", value)
+    await records._watch(client, 1)
+    async with OwnedTasks() as tasks:
+        tasks.start(records._recovery.check_doubts(client))
+        await until(lambda: client.was_read and not records._recovery._restoring.locked())
     assert (records.leases_lost, len(written)) == (lost, lost)
+
+
+class Restoring:
+    """Records of a node whose lease was lost. error: raised when they are written again. passed: set when they may
+    be written. reads: of records, one by one."""
+
+    def __init__(self, count: int) -> None:
+        self.leased = {f"rights/{number}": b"mine" for number in range(count)}
+        self.mirror: dict[str, bytes] = {}
+        self.error: Exception | None = None
+        self.began, self.passed = asyncio.Event(), asyncio.Event()
+        self.writes = self.reads = self.releases = 0
+        self.lost: asyncio.Queue[int] = asyncio.Queue()
+        self.recovery = LeaseRecovery(
+            cast(OwnLease, self), self.leased, self.mirror, value_now=self.value_now, rewrite=self.rewrite
+        )
+
+    async def wait_for_loss(self) -> None:
+        await self.lost.get()
+
+    def release(self) -> None:
+        self.releases += 1
+
+    async def value_now(self, client: object, key: str) -> bytes | None:
+        self.reads += 1
+        return None if self.writes == 0 else b"mine"
+
+    async def rewrite(self) -> None:
+        self.began.set()
+        await self.passed.wait()
+        if self.error is not None:
+            raise self.error
+        self.writes += 1
+
+
+@pytest.mark.expected_warnings("the lease was lost", "this node's record was deleted")
+@pytest.mark.parametrize("first", ["the thread", "the watch"])
+async def test_a_loss_that_is_reported_twice_is_handled_once(first: str) -> None:
+    """The second report released the lease that the first had acquired. Nobody renewed the records written with it."""
+    node = Restoring(1000)
+    reports = [lambda: node.lost.put_nowait(1), node.recovery.doubt]
+    async with OwnedTasks() as tasks:
+        tasks.start(node.recovery.handle_losses())
+        tasks.start(node.recovery.check_doubts(None))
+        for report in reports if first == "the thread" else reports[::-1]:
+            report()
+            await node.began.wait()
+            await pass_time(1.0)
+            if first == "the watch":
+                break  # the thread reports no loss of a lease that was released
+        assert (node.recovery.losses, node.releases, node.writes) == (1, 1, 0)
+        node.passed.set()
+        await until(lambda: node.writes and not node.recovery._restoring.locked())
+        for _ in range(1000):  # the watch is late, and reports all deletions one by one
+            node.recovery.doubt()
+            await asyncio.sleep(0)
+        await pass_time(1.0)
+    assert (node.recovery.losses, node.releases, node.writes) == (1, 1, 1)
+    assert node.reads <= 2001
+
+
+@pytest.mark.expected_warnings("the lease was lost", "were not written again")
+@pytest.mark.parametrize("error", [ClusterDeniedError("etcd", why="no"), RuntimeError("a defect")])
+async def test_records_that_could_not_be_written_again_are_tried_again(error: Exception) -> None:
+    """If etcd refused only that, its connection stayed, and nobody wrote them until another record was deleted."""
+    node = Restoring(1)
+    node.error = error
+    node.passed.set()
+    async with OwnedTasks() as tasks:
+        tasks.start(node.recovery.handle_losses())
+        tasks.start(node.recovery.check_doubts(None))
+        node.lost.put_nowait(1)
+        await node.began.wait()
+        await pass_time(1.0)
+        assert node.writes == 0
+        node.error = None
+        node.recovery.retry()
+        await until(lambda: node.writes == 1)
+        node.recovery.retry()
+        await pass_time(1.0)
+    assert (node.recovery.losses, node.writes) == (1, 1)
 
 
 async def test_a_record_that_could_not_be_written_is_not_written_later(
