@@ -80,7 +80,7 @@ class WriteState:
         namespace: Namespace,
         layer: WritableLayer,
         *,
-        query_replicas: Callable[[], Awaitable[None]] | None = None,
+        query_replicas: Callable[[bytes], Awaitable[None]] | None = None,
         resolve_version: VersionResolver | None = None,
     ) -> WriteState:
         """Build the state of a layer. query_replicas, resolve_version: passed to Preconditions."""

@@ -29,8 +29,9 @@ HEAD_LIMIT_S = 10.0
 class Preconditions:
     """Gather the state that a change at the origin depends on. Calls are on the node's loop.
 
-    query_replicas: records in the journal what other nodes persisted in a failover of this node. resolve_version: has
-    another node persist a file that it wrote, and returns the origin's version. Both are None in a single node.
+    query_replicas: records in the journal what other nodes persisted in a failover of this node; called with a path
+    that has another version at the origin than the journal says. resolve_version: has another node persist a file that
+    it wrote, and returns the origin's version. Both are None in a single node.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Preconditions:
         upper: Upper,
         journal: SyncJournal,
         *,
-        query_replicas: Callable[[], Awaitable[None]] | None = None,
+        query_replicas: Callable[[bytes], Awaitable[None]] | None = None,
         resolve_version: Callable[[bytes, Version], Awaitable[Version | None]] | None = None,
     ) -> None:
         self._tree = namespace.tree
@@ -155,5 +156,5 @@ class Preconditions:
         path."""
         before = self._journal.get(path)
         if self._query_replicas is not None:
-            await self._query_replicas()
+            await self._query_replicas(path)
         return self._journal.get(path) != before

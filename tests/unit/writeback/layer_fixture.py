@@ -71,7 +71,7 @@ class LayerFixture:
         memory: MemoryOrigin | None = None,
         *,
         modes: str = "back",
-        query_replicas: Callable[[], Awaitable[None]] | None = None,
+        query_replicas: Callable[[bytes], Awaitable[None]] | None = None,
         resolve_version: Callable[[bytes, Version], Awaitable[Version | None]] | None = None,
     ) -> None:
         self.folder = folder

@@ -93,7 +93,7 @@ class ReplicationFixture:
 
     def __init__(self, folder: Path, *, nodes: tuple[str, ...] = (WRITER, HOLDER)) -> None:
         self.writer = LayerFixture(
-            folder / WRITER, modes="back:2", query_replicas=lambda: self.failback.ask()
+            folder / WRITER, modes="back:2", query_replicas=lambda path: self.failback.ask(path)
         )
         self.holder = LayerFixture(folder / HOLDER, self.writer.memory)
         self.view = view_of(*nodes)

@@ -14,6 +14,7 @@ import pytest
 from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import PeerError
+from headrace.base.model import Version
 from headrace.base.tasks import OwnedTasks
 from headrace.ring.view import NodeInfo
 from headrace.testing.virtual_loop import pass_time
@@ -79,6 +80,24 @@ async def test_a_newer_upload_of_the_writer_is_not_forgotten(tmp_path: Path) -> 
         nodes.writer.journal.note(newer)
         await nodes.failback.ask()
         assert nodes.writer.journal.get(PATH) == newer
+
+
+@pytest.mark.parametrize("newer", ["the holder's", "the writer's"])
+async def test_a_clock_that_was_set_back_makes_no_conflict(tmp_path: Path, newer: str) -> None:
+    """By the times the older version seems to be the newer one. The file became a needless conflict copy."""
+    async with persisted_elsewhere(tmp_path) as nodes:
+        writer = nodes.writer
+        (file,) = (await nodes.failover.report(WRITER, done=False)).files
+        own = JournalRecord(PATH, file.inode, file.ctime_ns + 10, 6, Version(6, 1, '"older"'))
+        if newer == "the writer's":
+            version = writer.memory.hold("d/f", b"mine")
+            own = JournalRecord(PATH, file.inode, file.ctime_ns - 10, 4, version)
+        writer.journal.note(own)
+        await nodes.failback.ask()
+        writer.write(PATH, b"ours, newest")
+        assert await writer.uploads.put(PATH) is not None
+        assert await writer.origin_bytes(PATH) == b"ours, newest"
+        assert writer.kept() == [] and writer.names(b"/d") == [b"f"]
 
 
 async def test_the_holder_forgets_only_what_is_on_the_writers_disk(

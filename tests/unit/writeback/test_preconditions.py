@@ -212,7 +212,7 @@ async def test_what_an_entry_stands_for_is_what_its_replicas_replace(layer: Laye
 async def test_others_put_means_that_their_answer_changed_the_journal(tmp_path: Path) -> None:
     answers = [JournalRecord(PATH, 1, 1, 4, Version(4, 1, "theirs"))]
 
-    async def query_replicas() -> None:
+    async def query_replicas(path: bytes) -> None:
         layer.journal.note_all(answers)
 
     layer = LayerFixture(tmp_path, query_replicas=query_replicas)

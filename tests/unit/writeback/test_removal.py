@@ -156,7 +156,7 @@ async def test_the_whiteout_stays_while_a_listing_has_the_removed_file(layer: La
 
 
 async def test_a_state_that_others_persisted_in_our_place_is_removed(tmp_path: Path) -> None:
-    async def query_replicas() -> None:
+    async def query_replicas(path: bytes) -> None:
         layer.journal.note(JournalRecord(PATH, 1, 1, 6, theirs))
 
     layer = LayerFixture(tmp_path, query_replicas=query_replicas)

@@ -150,7 +150,7 @@ async def test_one_other_byte_is_a_conflict(layer: LayerFixture) -> None:
 
 
 async def test_others_that_put_an_earlier_state_in_our_place_are_no_conflict(tmp_path: Path) -> None:
-    async def query_replicas() -> None:
+    async def query_replicas(path: bytes) -> None:
         layer.journal.note(earlier)
 
     layer = LayerFixture(tmp_path, query_replicas=query_replicas)

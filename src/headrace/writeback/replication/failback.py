@@ -18,6 +18,8 @@ from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 
 log = logging.getLogger(__name__)
 
+OTHERS_MAX = 100_000
+"""Most paths of which a second version is kept, of some hundred bytes each."""
 QUERY_LIMIT_S = 10.0
 """Time limit of one query, in seconds."""
 
@@ -34,10 +36,20 @@ class Failback:
         self._view = view
         self._asking = asyncio.Lock()
         self._asked_s = float("-inf")
+        self._others: dict[bytes, JournalRecord] = {}
+        """The row that was dropped where a report and this node's own upload name two versions of a path."""
 
-    async def ask(self) -> None:
+    async def ask(self, refused: bytes = b"") -> None:
         """Query all other nodes at one time, and record the files that they persisted for this node. A node that does
-        not answer is skipped; its uploads are later recognized by their bytes."""
+        not answer is skipped; its uploads are later recognized by their bytes. refused: a path that has another version
+        at the origin than the journal says."""
+        before = self._journal.get(refused) if refused else None
+        await self._ask_all()
+        other = self._others.pop(refused, None)
+        if other is not None and self._journal.get(refused) == before:
+            self._journal.note(other)
+
+    async def _ask_all(self) -> None:
         wanted_s = monotonic_s()
         async with self._asking:
             if self._asked_s > wanted_s:
@@ -71,7 +83,13 @@ class Failback:
         )
 
     def _note(self, row: JournalRecord) -> None:
-        """Record a row unless this node uploaded something newer. Both times are from this host's clock."""
+        """Record a row unless this node uploaded something newer. Both times are from this host's clock, which may have
+        been set back in between. So the other row is kept, in case that the origin does not have this one."""
         own = self._journal.get(row.path)
-        if own is None or own.begun or own.ctime_ns <= row.ctime_ns:
+        is_newer = own is None or own.begun or own.ctime_ns <= row.ctime_ns
+        if own is not None and own.is_there and not own.begun and own.version != row.version:
+            self._others[row.path] = own if is_newer else row
+            if len(self._others) > OTHERS_MAX:
+                del self._others[next(iter(self._others))]
+        if is_newer:
             self._journal.note(row)
