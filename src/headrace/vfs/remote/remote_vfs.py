@@ -31,7 +31,7 @@ from headrace.vfs.remote.cluster_client import SIZE_BYTES_MAX, STEP_BYTES, Clust
 from headrace.vfs.remote.content import RemoteContent, fetch_into, filled
 from headrace.vfs.remote.jobs import RemoteJobs
 from headrace.vfs.remote.request_group import RequestGroup
-from headrace.vfs.request_vfs import RequestVfs, of_one_version
+from headrace.vfs.request_vfs import RequestVfs
 from headrace.vfs.streams import Content, WriteStream
 from headrace.wire.api import (
     PAGE_NAMES,
@@ -105,31 +105,7 @@ class RemoteVfs(RequestVfs):
         return RemoteContent(self.nodes, os.fsencode(row.path), row.size_bytes, etag_of(row.version))
 
     def _read(self, path: bytes, start: int, end: int | None) -> bytes:
-        return self._read_in(None, path, start, end)
-
-    def read_in(self, group: RequestGroup, path: bytes, start: int, end: int | None) -> bytes:
-        """Read as `read` does. Raises CancelledByUserError after the end of the group."""
-        return of_one_version(lambda: self._read_in(group, path, start, end))
-
-    def _read_in(self, group: RequestGroup | None, path: bytes, start: int, end: int | None) -> bytes:
-        """Read bytes start..end. A small file takes one request."""
-        step = (start // STEP_BYTES + 1) * STEP_BYTES
-        if end is not None and end <= start:
-            return b""
-        first = self.nodes.fetch(path, start, step if end is None else min(end, step), group=group)
-        stop = first.size_bytes if end is None else min(end, first.size_bytes)
-        if stop <= start + len(first.data):
-            return bytes(first.data)
-
-        def fill(target: memoryview, offset: int) -> None:
-            known = first.data[offset : offset + len(target)]
-            offset += len(known)
-            target[: len(known)] = known
-            # A thread may keep a reference for a moment; the memory could not grow before it is released.
-            with target[len(known) :] as rest:
-                fetch_into(self.nodes, path, first.etag, rest, start + offset, group=group)
-
-        return filled(stop - start, fill)
+        return read_version(self.nodes, path, start, end)
 
     # ------------------------------------------------------------ changing
 
@@ -240,6 +216,30 @@ def _checked(row: ApiEntry) -> ApiEntry:
     if not (0 <= row.size_bytes <= SIZE_BYTES_MAX and abs(row.mtime_ns) // 1_000_000_000 <= SIZE_BYTES_MAX):
         raise ProtocolError(f"entry {row.path}"[:300], why="no file has its size or its time")
     return row
+
+
+def read_version(
+    nodes: ClusterClient, path: bytes, start: int, end: int | None, *, group: RequestGroup | None = None
+) -> bytes:
+    """Read bytes start..end of one version of a file. A small file takes one request. Raises VersionChangedError if the
+    file is replaced meanwhile. group: raises CancelledByUserError after its end."""
+    step = (start // STEP_BYTES + 1) * STEP_BYTES
+    if end is not None and end <= start:
+        return b""
+    first = nodes.fetch(path, start, step if end is None else min(end, step), group=group)
+    stop = first.size_bytes if end is None else min(end, first.size_bytes)
+    if stop <= start + len(first.data):
+        return bytes(first.data)
+
+    def fill(target: memoryview, offset: int) -> None:
+        known = first.data[offset : offset + len(target)]
+        offset += len(known)
+        target[: len(known)] = known
+        # A thread may keep a reference for a moment; the memory could not grow before it is released.
+        with target[len(known) :] as rest:
+            fetch_into(nodes, path, first.etag, rest, start + offset, group=group)
+
+    return filled(stop - start, fill)
 
 
 def status_of(row: ApiEntry) -> FileStat:
