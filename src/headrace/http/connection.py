@@ -260,7 +260,7 @@ class HttpServerConnection:
         while True:
             if not self._push(more=self.offset < end):
                 return False
-            if response.pieces is not None:
+            if response.pieces is not None and not response.bodiless:
                 self._take_piece(response, response.pieces)
                 continue
             if content is None or self.offset >= end:

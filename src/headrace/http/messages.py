@@ -123,6 +123,12 @@ class Response(msgspec.Struct):
             return 0
         return len(self.body) if self.content is None else self.end - self.start
 
+    def omit_body(self) -> None:
+        """Make this the answer to HEAD: the same head, and nothing after it."""
+        if self.length_bytes is None and self.content is None:
+            self.length_bytes = len(self.body)
+        self.bodiless = True
+
     def release(self) -> None:
         if self.content is not None:
             self.content.close()

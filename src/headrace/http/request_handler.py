@@ -186,6 +186,8 @@ class RequestHandler:
         self, connection: HttpServerConnection, request: Request | None, response: Response
     ) -> None:
         connection.request = request
+        if request is not None and request.method == "HEAD":
+            response.omit_body()  # also of a refusal: the client would take its body for the next answer
         connection.prepare(response, connection.head_of(response, self._application.marks(response)))
         self._send(connection, response)
 

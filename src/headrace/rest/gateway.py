@@ -256,10 +256,6 @@ class RestGateway:
             response = _problem_response(
                 HeadraceError("request failed", why=f"{type(error).__name__}: a defect, see the log")
             )
-        if request.method == "HEAD":
-            response.bodiless = True
-            if response.content is None:
-                response.length_bytes = len(response.body)
         return response
 
     def refuse(self, error: BadRequestError) -> Response:
