@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 
 from headrace.http.messages import Request
@@ -90,8 +91,10 @@ def _bare(etag: str) -> str:
 
 
 def _seconds(text: str) -> float | None:
+    """Return the time of a date in one of HTTP's three forms, all of which are in GMT; None for other texts."""
     try:
-        return parsedate_to_datetime(text).timestamp()
+        date = parsedate_to_datetime(text)
+        return (date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp()
     except (TypeError, ValueError, IndexError, OverflowError):
         return None
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import binascii
 import hashlib
 import itertools
-import os
 import time
+from urllib.parse import quote
 
 from headrace.http.messages import Request, Response, is_number
 from headrace.s3 import checksums, conditions, xml
@@ -108,7 +108,8 @@ class Multipart:
             if error.code != "NoSuchUpload":
                 raise
             etag, checksum = self._completed_before(call, completion)
-        location = f"http://{request.header('host')}/{os.fsdecode(call.bucket)}/{os.fsdecode(call.key)}"
+        scheme = "https" if request.secure else "http"
+        location = f"{scheme}://{request.header('host')}{quote(request.path)}"
         return xml.response(
             xml.document(
                 "CompleteMultipartUploadResult",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from email.utils import formatdate
 
 import pytest
@@ -159,6 +160,29 @@ def test_conditions_of_reads() -> None:
     assert read_code(If_Modified_Since="nonsense", If_Unmodified_Since="nonsense") == ""
     assert read_code(If_Match='"abc"', If_Unmodified_Since=earlier) == ""
     assert read_code(If_None_Match='"x"', If_Modified_Since=later) == ""
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Pacific/Auckland"])
+@pytest.mark.parametrize(
+    "date",
+    [
+        "Sun, 09 Sep 2001 01:46:40 GMT",
+        "Sunday, 09-Sep-01 01:46:40 GMT",
+        "Sun Sep  9 01:46:40 2001",
+        "Sun, 09 Sep 2001 01:46:40 -0000",
+    ],
+)
+def test_each_form_of_a_date_is_in_gmt(date: str, zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert read_code(If_Modified_Since=date) == "NotModified"
+        assert read_code(If_Modified_Since=date.replace(":40", ":39")) == ""
+        assert read_code(If_Unmodified_Since=date) == ""
+        assert read_code(If_Unmodified_Since=date.replace(":40", ":39")) == "PreconditionFailed"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,16 @@ def test_reads_and_writes_are_the_same(tls: Tls) -> None:
     assert len(keys) == 4
 
 
+def test_a_completed_upload_names_a_url_that_can_be_used(tls: Tls) -> None:
+    client, name = tls.client(), {"Bucket": WRITE, "Key": "tls-parts/a b+ü"}
+    upload = client.create_multipart_upload(**name)["UploadId"]
+    part = client.upload_part(**name, UploadId=upload, PartNumber=1, Body=b"a part")
+    parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+    done = client.complete_multipart_upload(**name, UploadId=upload, MultipartUpload=parts)
+    assert done["Location"] == f"{tls.url}/{WRITE}/tls-parts/a%20b%2B%C3%BC"
+    assert client.get_object(**name)["Body"].read() == b"a part"
+
+
 @pytest.mark.expected_warnings("why=AccessDenied")
 def test_many_at_once_and_requests_that_follow_each_other_at_once(tls: Tls) -> None:
     truth = (tls.s3.truth / "large.tar").read_bytes()
