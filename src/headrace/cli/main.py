@@ -41,6 +41,7 @@ def main() -> int:
         status = build_app(words[0] if words else "")(
             args=words or ["--help"], prog_name="headrace", standalone_mode=False
         )
+        sys.stdout.flush()  # here an error of it is one line, at the end of the interpreter a trace
         return status if isinstance(status, int) else 0
     except HeadraceError as error:
         return _report(error)

@@ -31,6 +31,23 @@ def test_output_to_a_full_disk_is_one_line_and_a_status(words: str, tmp_path: Pa
     assert run(f"headrace {words} > /dev/full", tmp_path) == (20, "", FULL)
 
 
+@pytest.mark.parametrize(
+    ("output", "status", "errors"),
+    [("> /dev/full; exit $?", 20, FULL), ("| true; exit ${PIPESTATUS[0]}", 0, "")],
+)
+def test_the_text_of_a_policy_is_written_before_the_end(
+    output: str, status: int, errors: str, tmp_path: Path
+) -> None:
+    """It is printed as it is, and the interpreter would write it when nothing catches an error any more."""
+    program = (
+        "import sys; from headrace.cli import main, policy; "
+        "from headrace.wire.policy_messages import PolicyShown; "
+        "policy._ask = lambda *_: PolicyShown(1, '[[rule]]', []); "
+        "sys.argv = ['headrace', 'policy', 'show']; sys.exit(main.main())"
+    )
+    assert run(f'"{sys.executable}" -c "{program}" {output}', tmp_path) == (status, "", errors)
+
+
 def test_output_that_can_not_be_written_is_one_line(tmp_path: Path) -> None:
     line = "headrace: standard output: bad file descriptor\n"
     assert run("headrace config explain 1< /dev/null", tmp_path) == (1, "", line)
