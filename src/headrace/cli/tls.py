@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.base.errors import HeadraceError
+from headrace.base.errors import HeadraceError, PathNotFoundError, StoreError, UsageError
 from headrace.cli import options
 from headrace.cli.exit_codes import SOME_FAILED
 from headrace.cli.render import print_rows, warn
@@ -145,7 +145,10 @@ def show(
     folder: Folder = None,
     json: options.Json = False,
 ) -> None:
-    """Print the owners of certificates, and when they expire."""
+    """Print the owners of certificates, and when they expire.
+
+    One that can't be read is named, and the others are printed.
+    """
     import os
 
     from headrace.identity.authority import certificates_below
@@ -153,7 +156,10 @@ def show(
     certificates: list[str] = []
     for path in paths or [_folder_of(folder)]:
         certificates += [path] if os.path.isfile(path) else certificates_below(path)
-    _print(certificates, json=json)
+    readable = certificates if len(certificates) == 1 else [*filter(_is_readable, certificates)]
+    _print(readable, json=json)
+    if len(readable) < len(certificates):
+        raise typer.Exit(SOME_FAILED)
 
 
 def _authority(folder: str | None) -> Authority:
@@ -175,6 +181,18 @@ def _certificate(folder: str) -> str:
     from headrace.identity.authority import CERTIFICATE
 
     return os.path.join(folder, CERTIFICATE)
+
+
+def _is_readable(path: str) -> bool:
+    """Return whether a file is a certificate; stderr names one that is not."""
+    from headrace.identity.authority import describe_certificate
+
+    try:
+        describe_certificate(path)
+    except (PathNotFoundError, StoreError, UsageError) as error:
+        warn(str(error))
+        return False
+    return True
 
 
 def _print(paths: list[str], *, json: bool) -> None:

@@ -108,6 +108,26 @@ def test_a_certificate_that_can_not_be_renewed_keeps_no_other_from_it(
     assert {name for name in before if after[name] != before[name]} == {"n1", "n3"}
 
 
+def test_a_damaged_certificate_hides_no_other(
+    tmp_path: Path, authority: Authority, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Somebody looks for those that expire soon."""
+    folder = tmp_path / "authority"
+    list(authority.issue_all(["n1", "n2", "n3"]))
+    (folder / "n2/certificate.pem").write_bytes(b"damaged")
+    words = ["tls", "show", "--json", "--folder", str(folder)]
+    assert build_app("tls")(args=words, standalone_mode=False) == SOME_FAILED
+    printed = capsys.readouterr()
+    assert [row["who"] for row in json.loads(printed.out)] == [
+        "authority lab",
+        "node n1 of cluster lab",
+        "node n3 of cluster lab",
+    ]
+    assert printed.err.count("\n") == 1 and "n2/certificate.pem: it is not a PEM file" in printed.err
+    with pytest.raises(UsageError, match="not a PEM file"):
+        build_app("tls")(args=["tls", "show", str(folder / "n2/certificate.pem")], standalone_mode=False)
+
+
 def test_keys_are_their_owners_only(authority: Authority, tmp_path: Path) -> None:
     authority.issue("n1")
     for path in (tmp_path / "authority", *(tmp_path / "authority").rglob("*")):
