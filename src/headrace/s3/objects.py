@@ -278,7 +278,8 @@ class Objects:
         check_kind_of_put(request)
         self.check_bucket(call)
         if call.key.endswith(b"/"):
-            folder = put_folder(self.vfs, request, call, size_bytes=len(payload.read_all(1)))
+            some_bytes = next(filter(None, payload), b"")
+            folder = put_folder(self.vfs, request, call, size_bytes=len(some_bytes))
             return Response(200, [("ETag", folder.etag)])
         metadata = self.metadata.check_kept(call.path, metadata_of(request))
         with self.creating(request, call) as stream:

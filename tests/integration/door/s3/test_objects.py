@@ -265,6 +265,17 @@ def test_folders_as_keys(client: Any) -> None:
     assert code_of(raised) == ("ParentIsAnObject", 409)
 
 
+@pytest.mark.parametrize("size", [1, 2, 300_000])
+def test_a_folder_with_bytes_is_refused_as_such(client: Any, size: int) -> None:
+    with pytest.raises(ClientError, match="is a folder here, and has no bytes") as raised:
+        client.put_object(Bucket=WRITE, Key="bytes/", Body=b"x" * size)
+    assert code_of(raised) == ("InvalidArgument", 400)
+    with pytest.raises(ClientError) as raised:
+        client.put_object(Bucket=WRITE, Key="bytes/", Body=b"", ContentMD5="CY9rzUYh03PK3k6DJie09g==")
+    assert code_of(raised) == ("BadDigest", 400)
+    assert client.list_objects_v2(Bucket=WRITE, Prefix="bytes")["KeyCount"] == 0
+
+
 def test_copies_of_folders(client: Any) -> None:
     top = "folders"
     client.put_object(Bucket=WRITE, Key=f"{top}/from/", Body=b"")
