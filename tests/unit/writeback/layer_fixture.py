@@ -215,5 +215,6 @@ class LayerFixture:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.layer.write_ahead.stop()  # a flush that was due soon would begin without threads
         self.crash()
         return LayerFixture(self.folder, self.memory)
