@@ -87,7 +87,7 @@ def make_disk(tmp_path: Path, make_host: MakeHost) -> Iterator[MakeDisk]:
                 file.truncate(int(size))
             run("mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=1", image)
             done = subprocess.run(
-                ["mount", "-o", "loop", image, folder], capture_output=True, timeout=20, check=False
+                ["mount", "-o", "loop", image, folder], capture_output=True, timeout=60, check=False
             )
             if done.returncode != 0:
                 pytest.skip(f"no loop device here: {done.stderr.decode().strip()}")

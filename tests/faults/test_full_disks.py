@@ -142,7 +142,7 @@ def test_all_is_killed_on_a_full_disk(make_host: MakeHost, make_disk: MakeDisk, 
     host = make_host(write="back", persist_delay_s=0.05)
     disk = make_disk(host.cache, f"ext4:{DISK_BYTES}")
     up = host.up()
-    subprocess.run(["ls", host.mount], check=True, timeout=20, stdout=subprocess.DEVNULL)
+    subprocess.run(["ls", host.mount], check=True, timeout=60, stdout=subprocess.DEVNULL)
     away = host.truth.with_name("away")
     host.truth.rename(away)
     if number % 2:

@@ -189,7 +189,7 @@ def test_while_the_node_is_away_warm_files_read_and_cold_ones_wait(make_host: Ma
     with pytest.raises(subprocess.TimeoutExpired):
         cold.wait(0.5)
     up.signal(signal.SIGCONT)
-    out, _ = cold.communicate(timeout=20)
+    out, _ = cold.communicate(timeout=60)
     assert json.loads(out) == {"name": "cold", "bytes": 2 * MIB + 1, "error": "", "wrong": -1}
     host.ok("down")
     assert up.wait() == 0

@@ -147,7 +147,7 @@ def test_after_it_was_filled(make_source: MakeSource) -> None:
 def keep_old(host: Host) -> Path:
     """A copy of the truth as it is now."""
     old = host.base / "old"
-    subprocess.run(["cp", "-r", host.truth, old], check=True, timeout=20)
+    subprocess.run(["cp", "-r", host.truth, old], check=True, timeout=60)
     return old
 
 

@@ -140,7 +140,7 @@ def test_what_was_synced_is_there_and_nobody_else_is_blamed(
             # ext4 acknowledges an fsync that meets the shutdown, and has not written it: decision 0036
             moment_bytes = log.stat().st_size
             machine.lose_power()
-            writer.wait(10)
+            writer.wait(60)
         promised, under_way = replay(log, before, moment_bytes)
         machine.up()
         account = settled(host)

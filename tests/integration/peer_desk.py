@@ -58,7 +58,7 @@ LEFT_WITHIN_S = 5.0
 
 
 def soon() -> Deadline:
-    return Deadline.after(20)
+    return Deadline.after(60)
 
 
 @dataclass

@@ -173,7 +173,7 @@ def test_links_are_shaped_each_way(lab: Lab, tmp_path: Path, origin: Path) -> No
         sent = [*lab.inside(sender), sys.executable, "-S", "-c", words, lab.address(receiver)]
         subprocess.run(sent, timeout=30, check=True)
         took_s = time.perf_counter() - began_s
-        assert there.wait(10) == 0
+        assert there.wait(60) == 0
         there.stdout.close()  # type: ignore[union-attr]
         # the burst may go at once; what else bounds it can only make it slower
         assert took_s > (BYTES - 2 * network.BURST_BYTES_MIN) * 8 / RATE_BITS_S
@@ -225,7 +225,7 @@ def _rings(lab: Lab) -> bool:
 def _heard(lab: Lab) -> int:
     """UDP datagrams that the node has got (RFC 4113)."""
     words = [*lab.inside(1), "cat", "/proc/net/snmp"]
-    lines = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
+    lines = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith("Udp: ") and "In" not in line))
 
 
@@ -237,7 +237,7 @@ def _tells(lab: Lab) -> bool:
         listener.settimeout(0.5)
         words = "import socket, sys; socket.socket(2, 2).sendto(b'told', (sys.argv[1], int(sys.argv[2])))"
         command = [sys.executable, "-S", "-c", words, gateway, str(listener.getsockname()[1])]
-        subprocess.run([*lab.inside(1), *command], timeout=10, check=True)
+        subprocess.run([*lab.inside(1), *command], timeout=60, check=True)
         try:
             return listener.recv(100) == b"told"
         except TimeoutError:

@@ -99,11 +99,11 @@ class Running:
         self.broker.start(self.path)
 
     def call(self, work: object) -> object:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(10)  # type: ignore[arg-type]
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)  # type: ignore[arg-type]
 
     def connect(self) -> socket.socket:
         client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        client.settimeout(10)
+        client.settimeout(60)
         client.connect(self.path)
         return client
 
@@ -253,7 +253,7 @@ def test_whoever_leaves_is_not_worked_for(running: Running) -> None:
         client.sendall(encode(OpenFiles([b"/wait"], 0, 1)))
         while not running.desk.waiting:
             pass
-    assert running.desk.cancelled.wait(10)
+    assert running.desk.cancelled.wait(60)
     assert running.answers()
 
 
@@ -320,10 +320,10 @@ def held_up(running: Running) -> Iterator[None]:
 
     def wait() -> None:
         begun.set()
-        over.wait(10)
+        over.wait(60)
 
     running.loop.call_soon_threadsafe(wait)
-    assert begun.wait(10)
+    assert begun.wait(60)
     yield
     over.set()
 

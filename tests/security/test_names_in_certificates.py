@@ -68,7 +68,7 @@ class Attacker:
         host, _, port = address.rpartition(":")
         answers: list[Message] = []
         with contextlib.suppress(OSError):
-            with self._context.wrap_socket(socket.create_connection((host, int(port)), timeout=10)) as tls:
+            with self._context.wrap_socket(socket.create_connection((host, int(port)), timeout=60)) as tls:
                 for message in messages:
                     tls.sendall(peer_frame.encode(message))
                     answers.append(self._answer(tls))

@@ -98,7 +98,7 @@ def test_a_body_that_is_no_event_is_refused(api: Api, body: bytes) -> None:
 
 def test_a_huge_body_is_refused_before_it_is_read(api: Api) -> None:
     host, _, port = api.url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         head = f"POST /v1/events HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {OF_EVENTS}\r\n"
         connection.sendall(f"{head}Content-Length: {1 << 40}\r\n\r\n".encode())
         sent = 0

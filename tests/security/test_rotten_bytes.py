@@ -149,7 +149,7 @@ def test_a_file_is_compared_before_it_is_opened_first(host: Host) -> None:
 def got(url: str) -> bytes:
     import urllib.request
 
-    with urllib.request.urlopen(url, timeout=20) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         data: bytes = answer.read()
         return data
 

@@ -287,7 +287,7 @@ def test_a_load_shows_its_progress_and_control_c_breaks_it_off(make_host: MakeHo
     except OSError:  # EIO: nobody has the terminal open any more
         pass
     os.close(ours)
-    assert load.wait(10) == 130
+    assert load.wait(60) == 130
     assert b"cancelled; finished files stay as they are" in output
     assert b"Traceback" not in output
     wait_until(lambda: host.json("status")["fill"]["in_flight"] == 0)

@@ -90,7 +90,7 @@ def test_a_fork_is_as_an_executed_process(place: Path) -> None:
     finally:
         for started in (executed, forked):
             started.process.kill()
-            assert started.process.wait(10) == -9
+            assert started.process.wait(60) == -9
 
 
 def test_output_and_status(place: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_network_namespace_and_a_function_before_exec(place: Path) -> None:
         assert servers.pids(Role.SESSION) == [process.pid]
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         os.close(lock_fd)
         subprocess.run(["ip", "netns", "del", name], check=True)
 

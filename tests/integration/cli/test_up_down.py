@@ -99,7 +99,7 @@ def test_down_from_another_shell_also_when_a_file_is_open(host: Host) -> None:
     reader = Opened(host.mount / "large.tar")
     rows = host.json("down", host.mount)
     assert [set(row) for row in rows] == [set(FIELDS["down"])]
-    assert up.wait(5) == 0
+    assert up.wait(60) == 0
     reader.close()
     host.assert_nothing_left()
     assert host.headrace("down").returncode == 30

@@ -113,7 +113,7 @@ class ClusterFixture:
         for up in self.ups:
             if up.process.poll() is None:
                 os.killpg(up.pid, 9)
-            up.process.wait(10)
+            up.process.wait(60)
 
 
 def run_first(host: Host, program: str, *, in_forks: bool = False) -> None:

@@ -53,7 +53,7 @@ class FileAgent:
     def close(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(60)
 
 
 def _write(path: str, data: str, mode: str) -> None:

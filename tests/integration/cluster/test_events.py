@@ -307,7 +307,7 @@ def test_posts_of_event_grid_and_of_s3(
             data=json.dumps(body).encode(),
             headers={"Authorization": "Bearer of-rest", "Content-Type": "application/json"},
         )
-        urllib.request.urlopen(request, timeout=20).close()
+        urllib.request.urlopen(request, timeout=60).close()
 
     for kind in ("ObjectRemoved:Delete", "ObjectCreated:Put", "ObjectCreated:Put", "ObjectRemoved:Delete"):
         post(kind, "d/second")

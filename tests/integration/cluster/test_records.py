@@ -288,7 +288,7 @@ async def test_members_are_followed_although_a_view_was_not_taken(
         await join(first)
         for number, count in ((2, 2), (3, 3)):
             await join(Node(await make(), f"n{number}", f"i{number}", set()))
-            await until(lambda: sizes[-1] == count, limit_s=20)  # noqa: B023 - ends within its turn
+            await until(lambda: sizes[-1] == count, limit_s=60)  # noqa: B023 - ends within its turn
         assert first.ids() == {"n1", "n2", "n3"}
         await first.membership.stop()
     assert "this one is too much" in caplog.text

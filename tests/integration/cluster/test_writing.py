@@ -104,7 +104,7 @@ def both_write(cluster: ClusterFixture, name: str) -> None:
         writer.stdin.write(f"{at_s}\n")
         writer.stdin.flush()
     for writer in writers:
-        assert writer.wait(10) == 0
+        assert writer.wait(60) == 0
 
 
 def test_drain_persists_first(make_cluster: MakeCluster) -> None:

@@ -85,7 +85,7 @@ class JobForkServer:
     def close(self) -> None:
         assert self._parent.stdin is not None
         self._parent.stdin.close()
-        self._parent.wait(10)
+        self._parent.wait(60)
 
 
 def _serve() -> None:

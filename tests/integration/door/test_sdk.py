@@ -273,7 +273,7 @@ def test_workers_read_too(host: Host, cache: Cache, method: str) -> None:
         assert mine.poll(60)
         bodies = mine.recv()
     finally:
-        worker.join(20)
+        worker.join(60)
         worker.kill()
     assert bodies == {path: truth[path] for path in ("/small", "/large.tar", "/folder/more")}
 

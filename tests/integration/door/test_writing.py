@@ -101,7 +101,7 @@ for line in sys.stdin:
         assert look("new", "-") == "seen\n"
     finally:
         watch.stdin.close()
-        assert watch.wait(20) == 0
+        assert watch.wait(60) == 0
 
 
 def test_a_file_is_there_whole_when_it_is_closed(make_door: MakeDoor) -> None:

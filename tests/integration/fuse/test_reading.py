@@ -167,7 +167,7 @@ def test_small_reads_are_right_while_readers_are_killed(mounter: Mounter, code: 
             assert reader.poll() is None  # it went on reading till now
             reader.kill()
         for reader in readers:
-            reader.wait(10)
+            reader.wait(60)
         for name, data in files.items():
             assert (m.mount / name).read_bytes() == data
 

@@ -22,4 +22,4 @@ def running(tmp_path: Path) -> Iterator[NodeProcess]:
     node = NodeProcess(tmp_path)
     yield node
     node.process.kill()
-    node.process.wait(20)
+    node.process.wait(60)

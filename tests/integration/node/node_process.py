@@ -69,7 +69,7 @@ class NodeProcess:
     def stop(self) -> None:
         service_logs.collect([self.base / "node.log"])
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(60)
 
 
 def whole(client: NodeClient, path: bytes) -> bytes:

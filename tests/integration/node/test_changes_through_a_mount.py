@@ -51,7 +51,7 @@ class Mounted:
         service_logs.collect([self._log])
         device.unmount(str(self.path), detach=True)
         self.holder.terminate()
-        self.holder.wait(10)
+        self.holder.wait(60)
 
 
 @pytest.fixture(params=["passthrough", "splice"])

@@ -35,7 +35,7 @@ def test_a_client_without_patience_goes_on_with_the_next_node(running: NodeProce
     client = NodeClient(running.config.socket_path, role="sdk", patience_s=0)
     client.resolve(b"/small")
     running.process.kill()
-    running.process.wait(20)
+    running.process.wait(60)
     running.start()
     assert whole(client, b"/small") == (running.source / "small").read_bytes()
     client.close()
@@ -57,7 +57,7 @@ def test_an_index_made_anew_gives_other_ids(running: NodeProcess) -> None:
     client = running.client()
     old = {name: client.resolve(b"/" + name).id for name in (b"small", b"large")}
     running.process.kill()
-    running.process.wait(20)
+    running.process.wait(60)
     shutil.rmtree(running.base / "cache/index")
     running.start()
     for name, id in old.items():
@@ -75,7 +75,7 @@ def test_an_index_made_small_by_a_start_is_read_from_then_on(running: NodeProces
     before = client.lookup_fast(ROOT_ID, b"small")
     assert isinstance(before, Entry)
     running.process.kill()
-    running.process.wait(20)
+    running.process.wait(60)
     code = (
         "import sys; from headrace.store.index import Index\n"
         "index = Index.open(sys.argv[1], writable=True)\n"
@@ -312,7 +312,7 @@ def test_a_subscriber_learns_that_events_were_lost(running: NodeProcess) -> None
     wait_for(lambda: events)
     assert not any(isinstance(event, EventsLost) for event in events)
     running.process.kill()
-    running.process.wait(20)
+    running.process.wait(60)
     running.start()
     wait_for(lambda: any(isinstance(event, EventsLost) for event in events))
     events.clear()

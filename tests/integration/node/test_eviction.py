@@ -135,7 +135,7 @@ def small(tmp_path: Path) -> Iterator[Small]:
     node = Small(tmp_path)
     yield node
     node.process.kill()
-    node.process.wait(20)
+    node.process.wait(60)
 
 
 def run_readers(small: Small, code: str, where: str) -> None:
@@ -156,7 +156,7 @@ def run_readers(small: Small, code: str, where: str) -> None:
     assert small.cache_status()["files_evicted"] > 100
     assert small.cache_status()["used_bytes"] <= CAPACITY
     # fetches and evictions may go on for a moment
-    wait_for(small.is_accounted, 20.0)
+    wait_for(small.is_accounted, 60.0)
     assert "Traceback" not in small.log()
     assert "WARNING" not in small.log()
 
@@ -188,7 +188,7 @@ def test_readers_and_mappings_through_a_mount(small: Small, io: str) -> None:
     holder: subprocess.Popen[bytes] = ForkingPopen(command, pass_fds=(write,))
     os.close(write)
     try:
-        ready, _, _ = select.select([read], [], [], 15)
+        ready, _, _ = select.select([read], [], [], 60)
         assert ready
         assert json.loads(os.read(read, 4096)).get("ready")
         run_readers(small, MOUNT_READER, str(mount))
@@ -196,4 +196,4 @@ def test_readers_and_mappings_through_a_mount(small: Small, io: str) -> None:
         os.close(read)
         device.unmount(str(mount), detach=True)
         holder.terminate()
-        holder.wait(10)
+        holder.wait(60)

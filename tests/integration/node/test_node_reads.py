@@ -111,7 +111,7 @@ def test_after_kill_9_what_was_cached_is_there_and_right(running: NodeProcess) -
     assert whole(client, b"/large") == (running.source / "large").read_bytes()
     wait_for(lambda: client.complete_path(client.resolve(b"/large").id))
     running.process.kill()
-    running.process.wait(20)
+    running.process.wait(60)
     path = client.complete_path(client.lookup_fast(ROOT_ID, b"large").id)  # type: ignore[union-attr]
     assert path is not None, "warm files are readable while the node is dead"
     assert Path(path).read_bytes() == (running.source / "large").read_bytes()

@@ -331,7 +331,7 @@ def test_shards_of_workers_are_cached_before_they_are_opened(tmp_path: Path) -> 
         wait_until(lambda: ahead() == [SHARDS // 2] * 2, limit_s=60, hint=lambda: str(ahead()))
         go.touch()
         assert program.wait(60) == 0
-        wait_until(lambda: host.json("plan", "show", "job") == [], limit_s=10)
+        wait_until(lambda: host.json("plan", "show", "job") == [], limit_s=60)
     finally:
         host.close()
 

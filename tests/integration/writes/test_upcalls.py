@@ -45,7 +45,7 @@ def test_a_write_to_an_open_file_asks_nobody() -> None:
                 assert writer.stdout.readline() == b"written\n"
             finally:
                 os.kill(session, signal.SIGCONT)
-            writer.communicate(b"\n", timeout=20)
+            writer.communicate(b"\n", timeout=60)
             assert writer.returncode == 0
             assert (host.mount / "file").read_bytes() == b"".join(b"%5d" % number for number in range(1000))
         finally:

@@ -85,7 +85,7 @@ def ask(connection: http.client.HTTPConnection, method: str, path: str, body: by
 
 def test_what_passes_is_whole_and_counted(endpoint: str) -> None:
     proxy = proxy_of(endpoint)
-    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=60)
     assert ask(connection, "GET", "/a") == BODY
     assert ask(connection, "GET", "/chunked") == BODY
     assert ask(connection, "HEAD", "/a") == b""
@@ -105,7 +105,7 @@ def test_many_at_a_time(endpoint: str) -> None:
     wrong: list[None] = []
 
     def read() -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=60)
         wrong.extend(None for _ in range(3) if ask(connection, "GET", "/a") != BODY)
         connection.close()
 
@@ -121,7 +121,7 @@ def test_many_at_a_time(endpoint: str) -> None:
 
 def test_it_is_as_slow_as_it_is_told_to_be(endpoint: str) -> None:
     proxy = proxy_of(endpoint, bytes_s=20e6, latency_s=0.05)
-    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=60)
     begin_s = time.monotonic()
     assert ask(connection, "HEAD", "/a") == b""
     assert time.monotonic() - begin_s >= 0.05

@@ -199,7 +199,7 @@ def test_the_unit_that_mounts_has_no_file_system_of_its_own() -> None:
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_scripts_parse(path: Path) -> None:
-    subprocess.run(["bash", "-n", str(path)], timeout=10, check=True)
+    subprocess.run(["bash", "-n", str(path)], timeout=60, check=True)
     assert os.access(path, os.X_OK)
 
 
@@ -208,7 +208,7 @@ def script(name: str, **environment: str) -> subprocess.CompletedProcess[str]:
         [str(DEPLOY / "slurm" / name)],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
         env={"PATH": os.environ["PATH"], "HEADRACE_PROGRAM": "headrace", **environment},
     )

@@ -44,7 +44,7 @@ class Stopped:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
         assert self.process.stdout is not None
         self.process.stdout.close()
 

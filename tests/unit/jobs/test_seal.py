@@ -256,7 +256,7 @@ async def test_a_job_that_is_cancelled_leaves_a_whole_seal_or_none(
 
     def slow(*arguments: Any) -> None:
         published.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         publish(*arguments)
 
     monkeypatch.setattr(

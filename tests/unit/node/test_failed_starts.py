@@ -88,7 +88,7 @@ def assert_no_thread_since(before: set[threading.Thread]) -> None:
     """Threads of asyncio itself stay; the others have ended, or are about to."""
     for thread in set(threading.enumerate()) - before:
         if not thread.name.startswith("asyncio_"):
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive(), thread.name
 
 

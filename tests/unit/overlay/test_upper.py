@@ -164,7 +164,7 @@ print('free', flush=True)
     with upper.lock, upper.lock:  # waits for the other one
         pass
     assert other.stdout.readline() == "free\n"
-    other.wait(10)
+    other.wait(60)
     other.stdin.close()
     other.stdout.close()
     upper.lock.close()
@@ -312,7 +312,7 @@ def test_a_killed_parent_of_nobody_is_dead_before_it_is_waited_for(upper: Upper)
     assert len(os.listdir(upper.work.path)) == 1
     clear_work(upper)
     assert os.listdir(upper.work.path) == []
-    process.wait(10)
+    process.wait(60)
 
 
 def test_a_child_that_was_forked_has_names_of_its_own(upper: Upper) -> None:

@@ -34,7 +34,7 @@ def test_kill(tmp_path: Path, failpoint: str) -> None:
         [sys.executable, "-m", "tests.unit.store.kill_scenario", folder],
         env={**os.environ, "HEADRACE_FAILPOINT": failpoint},
         cwd=ROOT,
-        timeout=20,
+        timeout=60,
     )
     assert done.returncode == -signal.SIGKILL, "the failpoint was not reached"
     if failpoint in ("index.commit", "index.committed"):
@@ -96,7 +96,7 @@ def test_killed_while_it_recovers_from_a_power_loss(tmp_path: Path) -> None:
     )
     for point in ("recover.marked", "checkpoint.synced", "checkpoint.written"):
         killed = fork_server.run(
-            [sys.executable, "-c", code, folder], env={**os.environ, "HEADRACE_FAILPOINT": point}, timeout=20
+            [sys.executable, "-c", code, folder], env={**os.environ, "HEADRACE_FAILPOINT": point}, timeout=60
         )
         assert killed.returncode == -signal.SIGKILL, point
         stray.write_bytes(b"stray")
@@ -115,7 +115,7 @@ def test_a_start_killed_before_its_first_checkpoint_is_made_anew(tmp_path: Path)
         [sys.executable, "-c", code, folder],
         env={**os.environ, "HEADRACE_FAILPOINT": "recover.marked"},
         cwd=ROOT,
-        timeout=20,
+        timeout=60,
     )
     assert killed.returncode == -signal.SIGKILL
     with pytest.raises(CorruptIndexError, match="no checkpoint"):

@@ -439,7 +439,7 @@ def test_kill(tmp_path: Path, step: str) -> None:
         [sys.executable, "-c", code, folder],
         env={**os.environ, "MOVE_FAILPOINT": step},
         cwd=Path(__file__).parents[3],
-        timeout=20,
+        timeout=60,
     )
     assert done.returncode == -signal.SIGKILL, "the failpoint was not reached"
     check_files(folder, boot_id="boot-1", trusted=True)

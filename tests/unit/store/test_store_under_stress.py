@@ -444,7 +444,7 @@ def test_slots_of_killed_readers_are_given_back(open_store: OpenStore) -> None:
         "txn = index._env.begin(); os.kill(os.getpid(), 9)"
     )
     for _ in range(3):
-        fork_server.run([sys.executable, "-c", code, store.index.folder], timeout=20)
+        fork_server.run([sys.executable, "-c", code, store.index.folder], timeout=60)
     assert store.index._env.info()["num_readers"] >= 2
     store.sync()
     assert all(line.split()[0] == str(os.getpid()) for line in store.index._env.readers().splitlines()[1:])

@@ -26,12 +26,12 @@ class Flushes:
     def __call__(self) -> None:
         self.count += 1
         self.begins.release()
-        assert self.may_end.acquire(timeout=20)
+        assert self.may_end.acquire(timeout=60)
         if self.error is not None:
             raise self.error
 
     async def begun(self) -> None:
-        assert await asyncio.to_thread(self.begins.acquire, timeout=20)
+        assert await asyncio.to_thread(self.begins.acquire, timeout=60)
 
 
 @pytest.fixture

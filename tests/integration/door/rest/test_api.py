@@ -172,7 +172,7 @@ def test_what_is_not_what_its_checksum_says_is_not_kept(api: Api) -> None:
 
 def test_a_put_that_breaks_off_leaves_nothing(api: Api) -> None:
     host, port = api.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         head = f"PUT {content('/out/half')} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {api.token}\r\n"
         connection.sendall(head.encode() + b"Content-Length: 1000000\r\n\r\n" + b"x" * 1000)
     wait_until(lambda: not list((api.host.cache / "upper/work").iterdir()))

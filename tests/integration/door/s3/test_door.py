@@ -73,7 +73,7 @@ def test_requests_in_one_piece_are_answered_in_order(open_: Open) -> None:
 
 
 def test_a_head_byte_by_byte(open_: Open) -> None:
-    with socket.create_connection(open_.s3.address, timeout=10) as connection:
+    with socket.create_connection(open_.s3.address, timeout=60) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in f"GET /{READ}/one.bin HTTP/1.1\r\nHost: localhost\r\n\r\n".encode():
             connection.sendall(bytes([byte]))
@@ -130,7 +130,7 @@ def test_bodies_by_every_framing(open_: Open) -> None:
 
 
 def test_who_asks_first_whether_to_send(open_: Open) -> None:
-    with socket.create_connection(open_.s3.address, timeout=10) as connection:
+    with socket.create_connection(open_.s3.address, timeout=60) as connection:
         connection.sendall(put_head("expected", f"Content-Length: {len(BODY)}", "Expect: 100-continue"))
         assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(BODY)
@@ -141,7 +141,7 @@ def test_who_asks_first_whether_to_send(open_: Open) -> None:
 
 def test_a_large_body_that_is_refused_is_told_so(open_: Open) -> None:
     """The answer arrives, though the client has sent on."""
-    with socket.create_connection(open_.s3.address, timeout=10) as connection:
+    with socket.create_connection(open_.s3.address, timeout=60) as connection:
         connection.sendall(put_head("x", f"Content-Length: {4 << 20}").replace(b"/out/", b"/data/"))
         connection.sendall(bytes(4 << 20))
         assert status_of(connection.recv(65536)) == 403
@@ -149,7 +149,7 @@ def test_a_large_body_that_is_refused_is_told_so(open_: Open) -> None:
 
 def test_a_put_that_breaks_off_leaves_what_was_there(open_: Open) -> None:
     assert status_of(open_.s3.raw(put_head("cut", f"Content-Length: {len(BODY)}") + BODY)) == 200
-    with socket.create_connection(open_.s3.address, timeout=10) as connection:
+    with socket.create_connection(open_.s3.address, timeout=60) as connection:
         connection.sendall(put_head("cut", "Content-Length: 1000000") + bytes(500_000))
     assert get(open_, f"/{WRITE}/cut") == BODY
     assert list((open_.host.cache / "upper/work").iterdir()) == []
@@ -157,7 +157,7 @@ def test_a_put_that_breaks_off_leaves_what_was_there(open_: Open) -> None:
 
 def test_a_killed_gateway_leaves_the_old_object(open_: Open) -> None:
     assert status_of(open_.s3.raw(put_head("killed", f"Content-Length: {len(BODY)}") + BODY)) == 200
-    with socket.create_connection(open_.s3.address, timeout=10) as connection:
+    with socket.create_connection(open_.s3.address, timeout=60) as connection:
         connection.sendall(put_head("killed", f"Content-Length: {1 << 20}") + bytes((1 << 20) - 1))
         time.sleep(0.1)  # most of it is in the file
         os.kill(open_.gateway_pid(), signal.SIGKILL)

@@ -362,14 +362,14 @@ def test_presigned_urls(s3: S3) -> None:
     client = s3.client(signature_version="s3v4")
     arguments = {"Bucket": READ, "Key": "more.bin", "ResponseContentType": "text/plain"}
     url = client.generate_presigned_url("get_object", Params=arguments, ExpiresIn=60)
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         assert answer.read() == (s3.truth / "more.bin").read_bytes()
         assert answer.headers["Content-Type"] == "text/plain"
     put = client.generate_presigned_url(
         "put_object", Params={"Bucket": WRITE, "Key": "presigned"}, ExpiresIn=60
     )
     request = urllib.request.Request(put, data=os.urandom(1000), method="PUT")
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         assert answer.status == 200
     assert body_of(client.get_object(Bucket=WRITE, Key="presigned")) == request.data
 

@@ -124,15 +124,15 @@ def test_many_at_once_and_requests_that_follow_each_other_at_once(tls: Tls) -> N
 @contextlib.contextmanager
 def raw(tls: Tls) -> Iterator[ssl.SSLSocket]:
     context = ssl.create_default_context(cafile=str(tls.folder / "certificate.pem"))
-    with socket.create_connection(("127.0.0.1", tls.port), timeout=10) as plain:
+    with socket.create_connection(("127.0.0.1", tls.port), timeout=60) as plain:
         with context.wrap_socket(plain, server_hostname="127.0.0.1") as sock:
             yield sock
 
 
 def test_who_speaks_no_tls_or_nothing_holds_nobody_up(tls: Tls) -> None:
-    silent = [socket.create_connection(("127.0.0.1", tls.port), timeout=10) for _ in range(20)]
+    silent = [socket.create_connection(("127.0.0.1", tls.port), timeout=60) for _ in range(20)]
     try:
-        with socket.create_connection(("127.0.0.1", tls.port), timeout=10) as plain:
+        with socket.create_connection(("127.0.0.1", tls.port), timeout=60) as plain:
             plain.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             with contextlib.suppress(ConnectionResetError):
                 assert b"HTTP/1.1 " not in plain.recv(4096)

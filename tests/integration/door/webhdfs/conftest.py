@@ -18,7 +18,7 @@ import requests
 from tests.integration.cli.host import Host, wait_until
 
 READ, WRITE = "data", "out"
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)

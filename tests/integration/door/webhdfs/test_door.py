@@ -38,7 +38,7 @@ def test_it_listens_for_others_where_that_is_said(webhdfs: WebHdfs) -> None:
     up = webhdfs.host.start("webhdfs", "--address", "0.0.0.0:0", "--insecure")
     try:
         port = up.wait_ready()["url"].rpartition(":")[2]
-        answer = requests.get(f"http://127.0.0.1:{port}/webhdfs/v1/?op=LISTSTATUS", timeout=10)
+        answer = requests.get(f"http://127.0.0.1:{port}/webhdfs/v1/?op=LISTSTATUS", timeout=60)
         names = [row["pathSuffix"] for row in answer.json()["FileStatuses"]["FileStatus"]]
         assert names == [READ, WRITE]
     finally:
@@ -49,11 +49,11 @@ def test_it_listens_for_others_where_that_is_said(webhdfs: WebHdfs) -> None:
 def test_a_connection_is_used_again(webhdfs: WebHdfs) -> None:
     names = ("small.bin", "nothing", "more.bin", "one.bin")
     with requests.Session() as session:
-        head = session.head(f"{webhdfs.url}/webhdfs/v1/?op=OPEN", timeout=10)
+        head = session.head(f"{webhdfs.url}/webhdfs/v1/?op=OPEN", timeout=60)
         assert (head.status_code, head.content) == (400, b"")
         for name in names:
             url = f"{webhdfs.url}/webhdfs/v1/{READ}/{name}?op=OPEN"
-            answer = session.get(url, timeout=10)
+            answer = session.get(url, timeout=60)
             there = webhdfs.truth / name
             assert answer.status_code == (200 if there.exists() else 404)
             assert not there.exists() or answer.content == there.read_bytes()
@@ -63,9 +63,9 @@ def test_hadoops_client_is_not_told_the_type_of_json(webhdfs: WebHdfs) -> None:
     """It fails where it is told; others may want it."""
     for path in (f"/{READ}/one.bin", f"/{READ}/nothing"):
         url = f"{webhdfs.url}/webhdfs/v1{path}?op=GETFILESTATUS"
-        java = requests.get(url, headers={"User-Agent": "Java/17.0.15"}, timeout=10)
+        java = requests.get(url, headers={"User-Agent": "Java/17.0.15"}, timeout=60)
         assert "Content-Type" not in java.headers
-        other = requests.get(url, timeout=10)
+        other = requests.get(url, timeout=60)
         assert other.headers["Content-Type"] == "application/json"
         assert java.json() == other.json()
 
@@ -78,7 +78,7 @@ def test_the_gateway_and_the_node_are_killed(tmp_path: Path) -> None:
         webhdfs = WebHdfs(start(host), host.truth, host.base / "origin", host)
         webhdfs.put(f"/{WRITE}/file", b"old")
         head = f"PUT /webhdfs/v1/{WRITE}/file?op=CREATE&overwrite=true&data=true HTTP/1.1\r\n"
-        with socket.create_connection(webhdfs.address, timeout=10) as connection:
+        with socket.create_connection(webhdfs.address, timeout=60) as connection:
             connection.sendall(
                 f"{head}Host: localhost\r\nContent-Length: 1000000\r\n\r\n".encode() + bytes(500_000)
             )
@@ -114,7 +114,7 @@ def test_up_starts_both_gateways_and_starts_them_again(tmp_path: Path) -> None:
         (host.truth / "bucket/key").write_bytes(b"kept")
         up = host.start("up", host.truth, "--cache", f"{host.cache}:1GiB")
         ready = up.wait_ready()
-        assert requests.get(f"{ready['s3']}/bucket/key", timeout=10).content == b"kept"
+        assert requests.get(f"{ready['s3']}/bucket/key", timeout=60).content == b"kept"
         webhdfs = WebHdfs(ready["webhdfs"], host.truth, host.truth, host)
         assert webhdfs.bytes_of("/bucket/key") == b"kept"
         first = gateway_of(host)

@@ -37,8 +37,8 @@ def test_the_place_of_the_bytes(webhdfs: WebHdfs) -> None:
     said = webhdfs.ask("GET", f"/{READ}/small.bin", "OPEN", noredirect="true")
     assert said.status_code == 200
     for url in (redirect.headers["Location"], said.json()["Location"]):
-        assert requests.get(url, allow_redirects=False, timeout=10).content == data
-        assert requests.get(f"{url}&offset=4000", allow_redirects=False, timeout=10).content == data[4000:]
+        assert requests.get(url, allow_redirects=False, timeout=60).content == data
+        assert requests.get(f"{url}&offset=4000", allow_redirects=False, timeout=60).content == data[4000:]
     missing = webhdfs.ask("GET", f"/{READ}/nothing", "OPEN", buffersize=4096)
     assert webhdfs.failure(missing) == ("FileNotFoundException", 404)
 

@@ -47,10 +47,10 @@ def test_where_to_send_it_is_told_without_a_redirect(webhdfs: WebHdfs) -> None:
     answer = webhdfs.ask("PUT", path, "CREATE", noredirect="true")
     assert answer.status_code == 200
     assert webhdfs.ask("GET", path, "GETFILESTATUS").status_code == 404
-    assert requests.put(answer.json()["Location"], data=iter([DATA, DATA]), timeout=20).status_code == 201
+    assert requests.put(answer.json()["Location"], data=iter([DATA, DATA]), timeout=60).status_code == 201
     assert webhdfs.bytes_of(path) == DATA + DATA
     more = webhdfs.ask("POST", path, "APPEND", noredirect="true")
-    assert requests.post(more.json()["Location"], data=b"end", timeout=20).status_code == 200
+    assert requests.post(more.json()["Location"], data=b"end", timeout=60).status_code == 200
     assert webhdfs.bytes_of(path) == DATA + DATA + b"end"
 
 
@@ -69,7 +69,7 @@ def test_a_body_that_breaks_off_leaves_nothing(webhdfs: WebHdfs) -> None:
     for framing in ("Content-Length: 1000000", "Transfer-Encoding: chunked"):
         head = f"PUT /webhdfs/v1{path}?op=CREATE&data=true HTTP/1.1\r\nHost: localhost\r\n{framing}\r\n\r\n"
         body = b"5\r\nabcde\r\n" if "chunked" in framing else b"abcde"
-        with socket.create_connection(webhdfs.address, timeout=10) as connection:
+        with socket.create_connection(webhdfs.address, timeout=60) as connection:
             connection.sendall(head.encode() + body)
     # and one whose framing is nonsense, which is answered
     head = f"PUT /webhdfs/v1{path}?op=CREATE&data=true HTTP/1.1\r\nHost: localhost\r\n"
@@ -97,7 +97,7 @@ def test_an_append_that_breaks_off_is_cut_off_again(webhdfs: WebHdfs) -> None:
     path = f"/{WRITE}/cut.bin"
     webhdfs.put(path, b"kept")
     head = f"POST /webhdfs/v1{path}?op=APPEND&data=true HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\n"
-    with socket.create_connection(webhdfs.address, timeout=10) as connection:
+    with socket.create_connection(webhdfs.address, timeout=60) as connection:
         connection.sendall(head.encode() + DATA)
         wait_until(lambda: len(webhdfs.bytes_of(path)) > 4, 10, hint=lambda: "others see what was appended")
         assert webhdfs.failure(webhdfs.append(path, b"x")) == ("AlreadyBeingCreatedException", 403)
@@ -220,7 +220,7 @@ def test_pages_of_the_web_are_refused(webhdfs: WebHdfs) -> None:
     webhdfs.put(path, b"kept")
     for method, op in (("POST", "TRUNCATE&newlength=0"), ("DELETE", "DELETE"), ("GET", "OPEN&offset=0")):
         url = f"{webhdfs.url}/webhdfs/v1{path}?op={op}"
-        answer = requests.request(method, url, headers={"Origin": "http://evil.example"}, timeout=10)
+        answer = requests.request(method, url, headers={"Origin": "http://evil.example"}, timeout=60)
         assert webhdfs.failure(answer) == ("AccessControlException", 403)
     assert webhdfs.bytes_of(path) == b"kept"
 
@@ -242,7 +242,7 @@ def test_of_two_who_rename_to_one_name_one_is_told_true(webhdfs: WebHdfs, attemp
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     (winner,) = [name for name, won in said.items() if won]
     (loser,) = [name for name, won in said.items() if not won]
     assert webhdfs.bytes_of(f"{top}/committed") == winner.encode()
