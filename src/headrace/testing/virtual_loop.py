@@ -5,18 +5,19 @@ The clock stands still while tasks run, and jumps to the next timer when none ca
 times are exact.
 
 While something outside the loop may answer, the loop waits for it in real time, like any other: work that
-run_in_executor gave to a thread, or a registered socket. Work that reaches threads otherwise, as obstore's, isn't seen:
-its time-outs come at once.
+run_in_executor gave to a thread, also if its caller was cancelled meanwhile, or a registered socket. Work that reaches
+threads otherwise, as obstore's, isn't seen: its time-outs come at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import selectors
 import time
 from collections.abc import Callable, Coroutine, Generator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, TypeVar, TypeVarTuple
 
 from headrace.base.clock import CLOCK
@@ -57,6 +58,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self.waits = _VirtualSelector()
         super().__init__(self.waits)
+        self._threads: ThreadPoolExecutor | None = None
 
     def time(self) -> float:
         return self.waits.now_s
@@ -78,12 +80,27 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         func: Callable[[*Arguments], Result],
         *args: *Arguments,
     ) -> asyncio.Future[Result]:
-        future = super().run_in_executor(executor, contextvars.copy_context().run, func, *args)
+        if executor is None:
+            executor = self._own_threads()
+        context = contextvars.copy_context()
+        work = executor.submit(lambda: context.run(func, *args))
         self.waits.in_threads += 1
-        future.add_done_callback(self._returned)
+        future = asyncio.wrap_future(work, loop=self)
+        work.add_done_callback(self._on_end)  # after the future's own: the loop gets the result first
         return future
 
-    def _returned(self, _: asyncio.Future[Any]) -> None:
+    def _own_threads(self) -> Executor:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(thread_name_prefix="asyncio")
+            self.set_default_executor(self._threads)
+        return self._threads
+
+    def _on_end(self, _: Future[Any]) -> None:
+        """Note the end of a call. Its thread may run on long after the caller was cancelled, and after the loop."""
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            self.call_soon_threadsafe(self._returned)
+
+    def _returned(self) -> None:
         self.waits.in_threads -= 1
 
     async def shutdown_default_executor(self, *limits: float | None) -> None:

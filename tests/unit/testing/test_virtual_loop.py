@@ -6,12 +6,14 @@ import asyncio
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.testing.virtual_loop import pass_time, run_virtual
+from headrace.testing.waiting import until
 
 DAY_S = 86400.0
 
@@ -53,6 +55,33 @@ async def test_a_thread_is_waited_for() -> None:
     began_s = monotonic_s()
     await pass_time(DAY_S)
     assert monotonic_s() - began_s == pytest.approx(DAY_S)
+
+
+async def test_a_thread_whose_caller_was_cancelled_is_waited_for() -> None:
+    begun, release, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        release.wait(60)
+        ended.set()
+
+    call = asyncio.ensure_future(asyncio.to_thread(work))
+    await until(begun.is_set)
+    call.cancel()
+    threading.Timer(0.05, release.set).start()
+    await pass_time(DAY_S)
+    assert call.cancelled() and ended.is_set()
+
+
+async def test_a_call_that_is_cancelled_before_it_begins_is_not_waited_for() -> None:
+    release = threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        before = threads.submit(release.wait, 60)
+        call = asyncio.get_running_loop().run_in_executor(threads, release.wait, 60)
+        call.cancel()
+        await pass_time(DAY_S)
+        assert not before.done()
+        release.set()
 
 
 async def test_a_socket_is_waited_for() -> None:
