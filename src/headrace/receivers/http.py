@@ -4,6 +4,7 @@ since those would take credentials elsewhere."""
 from __future__ import annotations
 
 import asyncio
+import re
 import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -68,12 +69,12 @@ class QueueHttp:
         if status in (401, 403):
             self._forget()
             raise OriginDeniedError(
-                self.name, why=f"status {status}{_code_of(answer)}", hint="check the credentials of the mount"
+                self.name, why=f"status {status}{code_of(answer)}", hint="check the credentials of the mount"
             )
         if status in (408, 429) or status >= 500:
-            raise OriginUnavailableError(self.name, why=f"status {status}{_code_of(answer)}")
+            raise OriginUnavailableError(self.name, why=f"status {status}{code_of(answer)}")
         if not 200 <= status < 300:
-            raise OriginError(self.name, why=f"status {status}{_code_of(answer)}")
+            raise OriginError(self.name, why=f"status {status}{code_of(answer)}")
         return answer
 
     async def close(self) -> None:
@@ -112,6 +113,9 @@ async def _read(content: Any) -> bytes | None:
     return b"".join(parts)
 
 
+_CODE = re.compile(r"[A-Za-z0-9_.]{1,64}")
+
+
 class ServiceError(msgspec.Struct, frozen=True):
     """An error of a service. AWS has the code at the top, Google below `error`."""
 
@@ -119,14 +123,14 @@ class ServiceError(msgspec.Struct, frozen=True):
     error: dict[str, Any] = {}
 
 
-def _code_of(answer: bytes) -> str:
-    """Return the code of an error, if it is a plain word. Its text may quote what was sent."""
+def code_of(answer: bytes) -> str:
+    """Return a comma and the code of an error, if it is a short plain word. Its text may quote what was sent."""
     try:
         error = decode_json(answer[:65536], ServiceError)
     except msgspec.DecodeError:
         return ""
     code = error.kind.rpartition("#")[2] or error.error.get("status", "")
-    return f", {code}" if isinstance(code, str) and code.replace("_", "").replace(".", "").isalnum() else ""
+    return f", {code}" if isinstance(code, str) and _CODE.fullmatch(code) else ""
 
 
 def origin_of(url: str) -> str:

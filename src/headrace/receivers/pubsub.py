@@ -73,17 +73,8 @@ class PubsubSubscription:
 
     async def receive(self) -> Sequence[QueuedMessage]:
         answer = await self._call("pull", {"maxMessages": MESSAGES_A_REQUEST}, PULL_LIMIT_S)
-        return await asyncio.to_thread(self._messages, answer)  # an answer may have tens of MiB
-
-    def _messages(self, answer: bytes) -> list[QueuedMessage]:
-        try:
-            messages = decode_json(answer, PubsubMessages).messages[:MESSAGES_A_REQUEST]
-        except msgspec.DecodeError:
-            raise OriginError(self._http.name, why="the answer is none of Pub/Sub") from None
-        return [
-            QueuedMessage(received.receipt, _content(received.content), message_id(received.content.id))
-            for received in messages
-        ]
+        # an answer may have tens of MiB
+        return await asyncio.to_thread(decode_messages, answer, self._http.name)
 
     async def delete(self, messages: Sequence[QueuedMessage]) -> None:
         request = {"ackIds": [message.receipt for message in messages]}
@@ -128,6 +119,18 @@ class PubsubSubscription:
             raise OriginDeniedError(self._http.name, why=f"no credentials: {type(error).__name__}") from None
         token: str = self._credentials.token
         return token
+
+
+def decode_messages(answer: bytes, subscription: str) -> list[QueuedMessage]:
+    """Return the messages of an answer. subscription: its name in errors. Raises OriginError."""
+    try:
+        messages = decode_json(answer, PubsubMessages).messages[:MESSAGES_A_REQUEST]
+    except msgspec.DecodeError:
+        raise OriginError(subscription, why="the answer is none of Pub/Sub") from None
+    return [
+        QueuedMessage(received.receipt, _content(received.content), message_id(received.content.id))
+        for received in messages
+    ]
 
 
 def _content(message: PubsubMessage) -> ReportedChanges | EventFormatError:

@@ -11,7 +11,7 @@ import os
 import re
 import urllib.parse
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,6 +24,8 @@ from headrace.origin.cloud import s3_options
 from headrace.origin.options import OriginOptions
 from headrace.receivers.http import EXTRA, QueueHttp, origin_of
 from headrace.receivers.source import QueuedMessage, message_id
+
+Answer = TypeVar("Answer")
 
 MESSAGES_A_REQUEST = 10
 RECEIVE_WAIT_S = 20
@@ -86,7 +88,7 @@ class SqsQueue:
         ]
         request = {"QueueUrl": self._url, "Entries": entries}
         answer = await self._call("DeleteMessageBatch", request, REQUEST_LIMIT_S)
-        failed = self._decoded(answer, SqsFailures).failed
+        failed = _decoded(answer, SqsFailures, self._http.name).failed
         if failed:
             raise OriginError(self._http.name, why=f"{len(failed)} messages can't be deleted")
 
@@ -94,17 +96,7 @@ class SqsQueue:
         await self._http.close()
 
     def _messages(self, answer: bytes) -> list[QueuedMessage]:
-        messages = self._decoded(answer, SqsMessages).messages[:MESSAGES_A_REQUEST]
-        return [
-            QueuedMessage(message.receipt, _content(message.body), message_id(message.id))
-            for message in messages
-        ]
-
-    def _decoded(self, answer: bytes, kind: Any) -> Any:
-        try:
-            return decode_json(answer, kind)
-        except msgspec.DecodeError:
-            raise OriginError(self._http.name, why="the answer is none of SQS") from None
+        return decode_messages(answer, self._http.name)
 
     async def _call(self, action: str, request: dict[str, Any], limit_s: float) -> bytes:
         body = msgspec.json.encode(request)
@@ -146,6 +138,21 @@ class SqsQueue:
                 self._http.name, why="no credentials were found", hint="give the mount some, or a profile"
             )
         return self._credentials.get_frozen_credentials()
+
+
+def decode_messages(answer: bytes, queue: str) -> list[QueuedMessage]:
+    """Return the messages of an answer. queue: its name in errors. Raises OriginError."""
+    messages = _decoded(answer, SqsMessages, queue).messages[:MESSAGES_A_REQUEST]
+    return [
+        QueuedMessage(message.receipt, _content(message.body), message_id(message.id)) for message in messages
+    ]
+
+
+def _decoded(answer: bytes, kind: type[Answer], queue: str) -> Answer:
+    try:
+        return decode_json(answer, kind)
+    except msgspec.DecodeError:
+        raise OriginError(queue, why="the answer is none of SQS") from None
 
 
 def _content(body: str) -> ReportedChanges | EventFormatError:

@@ -26,7 +26,7 @@ _MODULES = {
     "mounts": ("mount-requests",),
     "plans": ("plans",),
     "policies": ("policies",),
-    "origin_events": ("azure-queue-answers", "origin-events"),
+    "origin_events": ("azure-queue-answers", "sqs-answers", "pubsub-answers", "queue-errors", "origin-events"),
     "predictions": ("predictions",),
     "file_changes": ("file-changes",),
     "disks": (

@@ -10,7 +10,9 @@ from headrace.base.errors import OriginError
 from headrace.base.namespace_path import check_path
 from headrace.events.changes import CHANGES_MAX, KEY_BYTES_MAX, EventFormatError, ReportedChanges
 from headrace.events.decode import decode_attributes, decode_message
-from headrace.receivers.azure_queue import decode_messages
+from headrace.receivers import azure_queue, pubsub, sqs
+from headrace.receivers.http import code_of
+from headrace.receivers.source import ID_CHARACTERS_MAX, QueuedMessage
 from headrace.wire.event_messages import ReportChanges
 from tests.fuzz.fuzzer import Fuzzer
 from tests.fuzz.mutations import mutate_text
@@ -64,10 +66,35 @@ def _check(reported: ReportedChanges) -> None:
 
 
 def _azure_answer(data: bytes) -> None:
-    for message in decode_messages(data, "a queue"):
+    for message in azure_queue.decode_messages(data, "a queue"):
         assert message.receipt.isascii() and len(message.receipt) < 1100
-        if isinstance(message.content, ReportedChanges):
-            _check(message.content)
+        _check_message(message)
+
+
+def _sqs_answer(data: bytes) -> None:
+    messages = sqs.decode_messages(data, "a queue")
+    assert len(messages) <= sqs.MESSAGES_A_REQUEST
+    for message in messages:
+        _check_message(message)
+
+
+def _pubsub_answer(data: bytes) -> None:
+    messages = pubsub.decode_messages(data, "a subscription")
+    assert len(messages) <= pubsub.MESSAGES_A_REQUEST
+    for message in messages:
+        _check_message(message)
+
+
+def _check_message(message: QueuedMessage) -> None:
+    assert len(message.id) <= ID_CHARACTERS_MAX
+    if isinstance(message.content, ReportedChanges):
+        _check(message.content)
+
+
+def _error_answer(data: bytes) -> None:
+    """Decode an error, whose code becomes a part of a line."""
+    code = code_of(data)
+    assert len(code) <= 66 and code.isascii() and code.isprintable()
 
 
 _AZURE = (
@@ -75,7 +102,53 @@ _AZURE = (
     b"<PopReceipt>r+/=</PopReceipt><MessageText>W10=</MessageText></QueueMessage></QueueMessagesList>"
 )
 
+_SQS = b'{"Messages": [{"ReceiptHandle": "r", "MessageId": "1", "Body": "{\\"Records\\": []}"}]}'
+_PUBSUB = (
+    b'{"receivedMessages": [{"ackId": "r", "message": {"attributes": {"eventType": "OBJECT_FINALIZE", '
+    b'"bucketId": "b", "objectId": "k"}, "publishTime": "2026-11-26T01:02:03Z", "messageId": "1"}}]}'
+)
+_JSON_WORDS = [
+    b"null",
+    b"1e999",
+    b"[[",
+    b"{}",
+    b'"',
+    b"\\u0000",
+    b"\\ud800",
+    b"..",
+    b"%00",
+    b"Messages",
+    b"message",
+]
+
 FUZZERS = [
+    Fuzzer(
+        "sqs-answers",
+        "answers of queues of SQS (receivers/sqs.py)",
+        _sqs_answer,
+        (OriginError,),
+        [_SQS, b"{}"],
+        words=_JSON_WORDS,
+        mutate=mutate_text,
+    ),
+    Fuzzer(
+        "pubsub-answers",
+        "answers of subscriptions of Pub/Sub (receivers/pubsub.py)",
+        _pubsub_answer,
+        (OriginError,),
+        [_PUBSUB, b"{}"],
+        words=_JSON_WORDS,
+        mutate=mutate_text,
+    ),
+    Fuzzer(
+        "queue-errors",
+        "errors of the services of queues (receivers/http.py)",
+        _error_answer,
+        (),
+        [b'{"__type": "com.amazonaws.sqs#QueueDoesNotExist"}', b'{"error": {"status": "NOT_FOUND"}}'],
+        words=_JSON_WORDS,
+        mutate=mutate_text,
+    ),
     Fuzzer(
         "azure-queue-answers",
         "answers of queues of Azure Storage (receivers/azure_queue.py)",
