@@ -142,6 +142,21 @@ async def test_names_of_an_index_stay_in_their_directory(monkeypatch: pytest.Mon
     ] == []
 
 
+@pytest.mark.expected_warnings("index links to")
+async def test_an_index_of_missing_files_does_not_flood_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each was a line, which took the place of all others in the log."""
+    monkeypatch.setattr(_Hostile, "page", "".join(f'<a href="f{n}">' for n in range(600)))
+    monkeypatch.setattr(_Hostile, "do_HEAD", lambda handler: handler._head(404, {"Content-Length": "0"}))
+    with serving(StandInStore(_Hostile)) as store:
+        async with opened(attach(store)) as origin:
+            assert not (await listing_of(origin, "")).objects
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == web.LINES_A_LISTING + 1
+    assert lines[-1] == "index links to files that are left out count=600"
+
+
 async def test_a_large_index_does_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest page takes ten seconds, and all other requests of the node waited for it."""
     threads: list[threading.Thread] = []

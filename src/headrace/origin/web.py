@@ -39,6 +39,8 @@ INDEX_BYTES_MAX = 64 << 20
 """Largest index page that is parsed."""
 HEADS_AT_A_TIME = 32
 """Most HEAD requests of one listing at a time."""
+LINES_A_LISTING = 20
+"""Most files of one listing that the log names because they are left out."""
 _PAGE = 256
 TAG_LEAST = 4
 """Least characters of a page for each of its tags. The parser takes a microsecond for each `<`, whatever follows."""
@@ -82,6 +84,28 @@ def index_names(page: str, path: str) -> list[str]:
         if is_path(bare) and bare and "/" not in bare and len(os.fsencode(bare)) <= NAME_BYTES_MAX:
             names[name] = None
     return list(names)
+
+
+class _LeftOutFiles:
+    """Logs the files that one listing leaves out: the first ones by name, and then their number. An index may link to
+    a million."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add_missing(self, url: str) -> None:
+        self._count += 1
+        if self._count <= LINES_A_LISTING:
+            log.warning("index links to a missing file url=%s", ascii(url))
+
+    def add_refused(self, url: str, why: str) -> None:
+        self._count += 1
+        if self._count <= LINES_A_LISTING:
+            log.warning("index links to a file that the server refuses url=%s why=%s", ascii(url), why)
+
+    def end(self) -> None:
+        if self._count > LINES_A_LISTING:
+            log.warning("index links to files that are left out count=%d", self._count)
 
 
 class WebOrigin(ReadOnlyCalls, ObjectStoreOrigin):
@@ -140,8 +164,10 @@ class WebOrigin(ReadOnlyCalls, ObjectStoreOrigin):
         for start in range(0, len(directories), _PAGE):
             yield ListPage((), tuple(directories[start : start + _PAGE]))
         files = [f"{key}/{name}" if key else name for name in names if not name.endswith("/")]
+        left_out = _LeftOutFiles()
         for start in range(0, len(files), _PAGE):
-            yield ListPage(tuple(await self._infos(files[start : start + _PAGE], deadline)), ())
+            yield ListPage(tuple(await self._infos(files[start : start + _PAGE], left_out, deadline)), ())
+        left_out.end()
 
     async def _body(self, result: GetResult, size_bytes: int) -> memoryview:
         """Return the body, or a part of it that is longer than `size_bytes`. For a range, obstore accepts a body of
@@ -204,7 +230,7 @@ class WebOrigin(ReadOnlyCalls, ObjectStoreOrigin):
             self._only = ""
             return None
 
-    async def _infos(self, keys: list[str], deadline: Deadline) -> list[ObjectInfo]:
+    async def _infos(self, keys: list[str], left_out: _LeftOutFiles, deadline: Deadline) -> list[ObjectInfo]:
         """Query files. Those that are missing, and single ones that the server refuses, are left out with a warning.
         Raise the error of a refusal if no file answers: the credentials may be wrong, or HEAD not allowed."""
         slots = asyncio.Semaphore(HEADS_AT_A_TIME)
@@ -215,16 +241,12 @@ class WebOrigin(ReadOnlyCalls, ObjectStoreOrigin):
                 try:
                     return await self.head(key, deadline=deadline)
                 except PathNotFoundError:
-                    log.warning("index links to a missing file url=%s", ascii(self._where(key)))
+                    left_out.add_missing(self._where(key))
                 except HeadraceError as error:
                     if error.retryable or is_unauthenticated(error):
                         raise
                     refused.append(error)
-                    log.warning(
-                        "index links to a file that the server refuses url=%s why=%s",
-                        ascii(self._where(key)),
-                        error.why,
-                    )
+                    left_out.add_refused(self._where(key), error.why)
                 return None
 
         heads = await all_of([head_or_none(key) for key in keys])
