@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base import mount_api
 from headrace.base.errors import MountError
 from headrace.base.mount_api import attach, closing_descriptor, detached_mount, opened_directory
 from headrace.base.mount_table import mount_table
@@ -93,6 +94,19 @@ def test_root_unmounts_nothing_behind_a_link(exchanged: Path, name: str) -> None
     assert device.unmount(str(exchanged / name), detach=True) in (errno.ENOTDIR, errno.ELOOP, errno.EINVAL)
     assert mounted_below(exchanged) == [str(exchanged / "other/mount")]
     assert device.unmount(str(exchanged / "other/mount"), detach=True) == 0
+    assert mounted_below(exchanged) == []
+
+
+@pytest.mark.parametrize("name", ["users/mount", "users"])
+def test_root_detaches_no_inner_mount_behind_a_link(exchanged: Path, name: str) -> None:
+    """Exclusive directories and seals are mounted inside a mount, which a user's directory may hold."""
+    target = "other" if name == "users/mount" else "other/mount"
+    mount_memory(exchanged / "other/mount")
+    exchange(exchanged, target)
+    with pytest.raises(OSError):
+        mount_api.detach(str(exchanged / name))
+    assert mounted_below(exchanged) == [str(exchanged / "other/mount")]
+    mount_api.detach(str(exchanged / "other/mount"))
     assert mounted_below(exchanged) == []
 
 

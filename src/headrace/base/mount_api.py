@@ -104,8 +104,10 @@ def opened_below(directory: int, path: str) -> Iterator[int]:
 
 
 def detach(mountpoint: str) -> None:
-    """Unmount the last mount at a path, which may not end in a link. Open files stay usable. Raises OSError."""
-    _unmount(mountpoint, _DETACH | _NOFOLLOW)
+    """Unmount the last mount at a path, in which no name may be a link. Open files stay usable. Raises OSError."""
+    above, name = os.path.split(mountpoint)
+    with opened_directory(above) as directory:
+        _unmount(f"/proc/self/fd/{directory}/{name}", _DETACH | _NOFOLLOW)
 
 
 def detach_opened(mounted: int) -> None:
