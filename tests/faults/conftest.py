@@ -54,6 +54,10 @@ class Disk:
         left.unlink()
         run("mount", "-o", "loop", self._image, self.folder)
 
+    def mount(self) -> None:
+        assert self._image is not None
+        run("mount", "-o", "loop", self._image, self.folder)
+
     def lose_sectors(self, keep_bytes: int) -> None:
         """What lies beyond is EIO to read, as on a disk with bad sectors; the page cache is dropped."""
         assert self._image is not None

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from headrace.store.block_map import BlockMap
-from tests.faults.conftest import MakeDisk, MakeHost
+from tests.faults.conftest import MakeDisk, MakeHost, run
 from tests.integration.cli.host import MIB, Host, wait_until
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(60)]
@@ -70,6 +70,35 @@ def test_one_of_two_disks_dies(host: Host, make_disk: MakeDisk) -> None:
     cache = host.status()["cache"]
     assert cache["volumes"][str(second)]["failures"] > 0
     assert cache["volumes"][str(host.cache)]["failures"] == 0
+    host.ok("down")
+    assert up.wait() == 0
+    host.assert_nothing_left()
+
+
+def test_a_disk_that_is_not_mounted_is_missed(host: Host, make_disk: MakeDisk) -> None:
+    """The node does not start, and nothing is written where the disk belongs; two exchanged ones are noticed, too."""
+    second = host.base / "second"
+    disk = make_disk(second, f"ext4:{128 * MIB}")
+    second.chmod(0o700)
+    caches = (f"{host.cache}:64MiB", f"{second}:64MiB")
+    up = host.up(host.truth, host.mount, "--cache", caches[0], cache=caches[1])
+    host.ok("load")
+    host.ok("down")
+    assert up.wait() == 0
+    exchanged = host.headrace("up", host.truth, host.mount, "--cache", caches[1], "--cache", caches[0])
+    assert exchanged.returncode == 21, exchanged
+    assert "give the directories in their former order" in exchanged.stderr
+    run("umount", second)
+    try:
+        refused = host.headrace("up", host.truth, host.mount, "--cache", caches[0], "--cache", caches[1])
+        assert refused.returncode == 21, refused
+        assert refused.stderr.count("\n") == 1, refused
+        assert f"its disk is missing: nothing is mounted at {second}" in refused.stderr
+        assert list(second.iterdir()) == []
+    finally:
+        disk.mount()
+    up = host.up(host.truth, host.mount, "--cache", caches[0], cache=caches[1])
+    host.assert_right()
     host.ok("down")
     assert up.wait() == 0
     host.assert_nothing_left()

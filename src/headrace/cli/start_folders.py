@@ -23,7 +23,10 @@ class StartFolders:
         self._has_started = False
 
     def create(self) -> None:
-        """Create what is missing. Raises StoreError or UsageError."""
+        """Create what is missing. Raises StoreError or UsageError; nothing is created where a disk is missing."""
+        from headrace.base.volume_owner import check_volumes
+
+        check_volumes([volume.folder for volume in self._config.cache])
         remember_capacity(self._config, self._caches.append)
         if make_run_folder(self._config.run_folder):
             self._run_folder = self._config.run_folder

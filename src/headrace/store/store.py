@@ -19,7 +19,7 @@ from headrace.base import failpoint
 from headrace.base.beneath import SafePath
 from headrace.base.errors import CorruptIndexError, EvictedError, HeadraceError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, ObjectMetadata
-from headrace.base.volume_owner import claim_volumes
+from headrace.base.volume_owner import check_volumes, claim_volumes
 from headrace.base.whole_write import Body
 from headrace.overlay.reserve import Reserve
 from headrace.store.checksum import block_checksum
@@ -100,10 +100,12 @@ class Store:
         index: Index | None = None
         spill_volume: Volume | None = None
         try:
+            folders = [volume.folder for volume in volumes]
+            check_volumes(folders)  # before anything is created in a directory whose disk is missing
             for volume in volumes:
                 volume.used_bytes = 0
                 volume.open()
-            claim_volumes([volume.folder for volume in volumes])
+            claim_volumes(folders)
             reserve = Reserve(volumes[0].folder)
             reserve_readers(index_folder, reserve)
             by_number = [*volumes]

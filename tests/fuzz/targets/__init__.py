@@ -31,7 +31,7 @@ _MODULES = {
     "file_changes": ("file-changes",),
     "disks": (
         "index-values", "index-checkpoint", "block-maps", "attributes", "handover", "fuse-requests", "uploads",
-        "written-bytes",
+        "written-bytes", "volume-records",
     ),
 }  # fmt: skip
 NAMES = tuple(name for names in _MODULES.values() for name in names)

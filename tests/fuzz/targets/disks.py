@@ -11,6 +11,7 @@ from unittest import mock
 
 import msgspec
 
+from headrace.base import volume_owner
 from headrace.base.decoding import decode_json
 from headrace.base.errors import CorruptIndexError
 from headrace.base.model import Attributes, FileId, Kind, ObjectMetadata, Version
@@ -162,7 +163,24 @@ def _written_bytes(data: bytes) -> None:
     assert written_bytes.decode_record(data).total >= 0
 
 
+def _volume_record(data: bytes) -> None:
+    """What a volume says of itself."""
+    record = volume_owner.decode_record(data)
+    assert volume_owner.decode_record(msgspec.json.encode(record)) == record
+
+
 FUZZERS = [
+    Fuzzer(
+        "volume-records",
+        "which volume of which cache a directory is (base/volume_owner.py)",
+        _volume_record,
+        (msgspec.DecodeError,),
+        [
+            b"ab" * 16 + b"\n",
+            msgspec.json.encode(volume_owner.VolumeRecord("ab" * 16, 0, {1: "/nvme1", 2: "/nvme2"})),
+        ],
+        input_bytes_max=1024,
+    ),
     Fuzzer(
         "written-bytes",
         "the counts of written bytes beside a volume (store/written_bytes.py)",
