@@ -17,7 +17,7 @@ from tests.unit.prefetch.job_fixture import PlannedNode
 
 pytestmark = pytest.mark.timeout(120)
 
-FILES = 2500
+FILES = 1250
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def memory() -> Iterator[str]:
 
 
 def node_with_memory(folder: Path, memory: str, *, keeps: bool) -> tuple[PlannedNode, KeptEpochs]:
-    node = PlannedNode(folder, FILES, capacity_bytes=4 * MIB, spill_folder=memory)
+    node = PlannedNode(folder, FILES, capacity_bytes=2 * MIB, spill_folder=memory)
     kept = KeptEpochs(node.predictions, partial(node.reads.store.space.has_free, 0, share=0.9))
     if keeps:
         node.reads.store.space.evicted.add(kept.note_evicted)
