@@ -7,12 +7,33 @@ from dataclasses import dataclass
 
 from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
-from headrace.base.errors import HeadraceError
+from headrace.base.errors import (
+    ConflictError,
+    DirectoryNotEmptyError,
+    HeadraceError,
+    IsADirectoryPathError,
+    NotADirectoryPathError,
+    PathExistsError,
+    PathNotFoundError,
+    VersionChangedError,
+)
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.circuit import Circuit
 from headrace.origin.hedge import HedgeOrigin
 from headrace.origin.origin import Condition, ListPage, Origin, PutSource
 from headrace.origin.wrapper import CALLS, CallName, Result, WrapperOrigin
+
+_ANSWERS = (
+    PathNotFoundError,
+    PathExistsError,
+    NotADirectoryPathError,
+    IsADirectoryPathError,
+    DirectoryNotEmptyError,
+    ConflictError,
+    VersionChangedError,
+)
+"""Answers about a key that refuse a call. They count as no errors: the origin is well, and whoever watches errors would
+be alarmed by each program that looks for a file."""
 
 
 @dataclass(slots=True)
@@ -69,8 +90,8 @@ class MeasureOrigin(WrapperOrigin):
         begun_s = monotonic_s()
         try:
             result = await call()
-        except HeadraceError:
-            self._counts[name].done(begun_s, failed=True)
+        except HeadraceError as error:
+            self._counts[name].done(begun_s, failed=not isinstance(error, _ANSWERS))
             raise
         self._counts[name].done(begun_s, failed=False)
         return result
@@ -89,8 +110,8 @@ class MeasureOrigin(WrapperOrigin):
                 self._counts["list"].done(begun_s, failed=False)
                 yield page
                 begun_s = monotonic_s()
-        except HeadraceError:
-            self._counts["list"].done(begun_s, failed=True)
+        except HeadraceError as error:
+            self._counts["list"].done(begun_s, failed=not isinstance(error, _ANSWERS))
             raise
 
     async def put(

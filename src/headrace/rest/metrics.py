@@ -117,7 +117,7 @@ METRICS = (
     Metric(
         "headrace_origin_errors_total",
         COUNTER,
-        "Requests to the origin of a mount that failed.",
+        "Requests to the origin of a mount that failed. That an object does not exist, or was changed, is no failure.",
         ("origin", "mounts"),
         "errors",
         "mount",

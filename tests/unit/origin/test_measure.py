@@ -5,7 +5,14 @@ import asyncio
 import pytest
 
 from headrace.base.deadline import Deadline
-from headrace.base.errors import OriginUnavailableError, PathNotFoundError
+from headrace.base.errors import (
+    BucketNotFoundError,
+    ConflictError,
+    OriginDeniedError,
+    OriginUnavailableError,
+    PathNotFoundError,
+    VersionChangedError,
+)
 from headrace.origin.measure import MeasureOrigin
 from headrace.origin.memory import MemoryOrigin
 from headrace.testing.virtual_loop import pass_time
@@ -22,8 +29,9 @@ async def test_calls_errors_bytes_and_pages_are_counted() -> None:
     faulty = FaultyOrigin(memory)
     origin = MeasureOrigin(faulty)
     await origin.head("f", deadline=NEVER)
-    with pytest.raises(PathNotFoundError):
-        await origin.head("none", deadline=NEVER)
+    faulty.fail("head", PlannedFault.UNAVAILABLE, numbers=0)
+    with pytest.raises(OriginUnavailableError):
+        await origin.head("f", deadline=NEVER)
     await origin.read_range("f", 2, 9, version=version, deadline=NEVER)
     faulty.fail("read", PlannedFault.UNAVAILABLE, numbers=0)
     with pytest.raises(OriginUnavailableError):
@@ -38,6 +46,31 @@ async def test_calls_errors_bytes_and_pages_are_counted() -> None:
     assert statistics["list_requests"] == 5 and statistics["list_errors"] == 1
     assert statistics["requests"] == 9 and statistics["errors"] == 3
     assert statistics["bytes_read"] == 7
+
+
+async def test_an_answer_that_refuses_is_no_error() -> None:
+    """Programs look for files that are not there, and other writers come first: the origin is well."""
+    memory = MemoryOrigin()
+    version = memory.hold("f", b"old")
+    memory.hold("f", b"longer")
+    origin = MeasureOrigin(memory)
+    with pytest.raises(PathNotFoundError):
+        await origin.head("none", deadline=NEVER)
+    with pytest.raises(VersionChangedError):
+        await origin.read_range("f", 0, 3, version=version, deadline=NEVER)
+    with pytest.raises(ConflictError):
+        await origin.remove("f", condition=version, deadline=NEVER)
+    assert origin.statistics()["requests"] == 3 and origin.statistics()["errors"] == 0
+
+
+async def test_a_bucket_that_is_missing_or_denied_is_an_error() -> None:
+    for error in (BucketNotFoundError("bucket", why="gone"), OriginDeniedError("f", why="by plan")):
+        faulty = FaultyOrigin(MemoryOrigin())
+        faulty.fail("head", error)
+        origin = MeasureOrigin(faulty)
+        with pytest.raises(type(error)):
+            await origin.head("f", deadline=NEVER)
+        assert origin.statistics()["errors"] == 1
 
 
 async def test_latency_is_what_the_caller_waits() -> None:
