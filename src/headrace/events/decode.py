@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -215,8 +215,9 @@ def _reported(changes: Iterable[_Change]) -> ReportedChanges:
 
 
 def _seconds(text: str) -> float:
-    """Return a time of ISO 8601 in seconds since 1970; 0 for any other text."""
+    """Return a time of ISO 8601 in seconds since 1970, of UTC if it names no zone; 0 for any other text."""
     try:
-        return max(0.0, datetime.fromisoformat(text).timestamp()) if 0 < len(text) <= 40 else 0.0
+        time = datetime.fromisoformat(text) if len(text) <= 40 else None
+        return 0.0 if time is None else max(0.0, time.replace(tzinfo=time.tzinfo or UTC).timestamp())
     except (ValueError, OverflowError, OSError):
         return 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -113,6 +114,17 @@ def test_s3_of_aws_and_its_encoded_keys() -> None:
         ("s3", "training-data", b"images/a+b%2Bc/%C3%BC.jpg", False),  # as Ceph would have it
     ]
     assert decoded(AWS)[0].sent_at_s == 1795654923.5
+
+
+def test_a_time_without_a_zone_is_of_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Pacific/Auckland")
+    time.tzset()
+    try:
+        text = json.dumps(AWS).replace("03.500Z", "03.500")
+        assert decoded(json.loads(text))[0].sent_at_s == 1795654923.5
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_s3_of_minio() -> None:
