@@ -310,3 +310,16 @@ async def test_a_state_that_no_answer_had_gets_all_names(state: str) -> None:
     page = here.registry.answer(ListPending("n0", b"/d", f"{instance}:{state}"))
     assert [entry.name for entry in page.names] == [b"1"]
     await here.registry.stop()
+
+
+async def test_a_page_holds_the_loop_for_a_moment_only() -> None:
+    """Twenty thousand names took seconds, in which the node answered no ping."""
+    here = PublisherFixture()
+    here.registry.start()
+    here.write(*(b"/d/%d" % number for number in range(2500)))
+    pages = [here.registry.answer(ListPending("n0", b"/d", ""))]
+    while pages[-1].more:
+        pages.append(here.registry.answer(ListPending("n0", b"/d", pages[-1].state)))
+    assert [len(page.names) for page in pages] == [1000, 1000, 500]
+    assert len({entry.name for page in pages for entry in page.names}) == 2500
+    await here.registry.stop()

@@ -46,8 +46,9 @@ CHECK_INTERVAL_S = 1.0
 """Pause between two checks for clean names, in seconds."""
 NAMES_PER_CHECK_MAX = 2000
 """Most names that one check compares with the origin's state, as each costs a lookup on the node's loop."""
-NAMES_PER_PAGE_MAX = 20_000
-"""Most names of one message. A longer answer has several pages."""
+NAMES_PER_PAGE_MAX = 1000
+"""Most names of one message. Each name costs the loop 100 to 300 µs. A longer answer has several pages, and the loop
+does other work in between."""
 
 
 @dataclass(slots=True)
