@@ -19,6 +19,9 @@ FsckProgress = Callable[[int, int, int, int], None]
 OnSound = Callable[[CachedFile], None]
 Fault = tuple[FileId, str]
 """A file and its fault."""
+REASONS_MAX = 1000
+"""Files whose error is kept. A dead disk has millions, and a job names no more than that."""
+_UNCHECKED = "it can't be checked or repaired"
 
 
 @dataclass(slots=True)
@@ -59,7 +62,8 @@ class FsckReport:
             raise error
         if id not in self.unchecked:
             self.unchecked.add(id)
-            self.faults.append((id, f"it can't be checked or repaired: {error}"))
+            reason = f"{_UNCHECKED}: {error}" if len(self.unchecked) <= REASONS_MAX else _UNCHECKED
+            self.faults.append((id, reason))
 
 
 def fsck(

@@ -10,6 +10,7 @@ import pytest
 
 from headrace.base.errors import StoreError
 from headrace.base.model import FileId
+from headrace.store import fsck
 from headrace.store.store import Store
 from headrace.store.volume import Volume, files_folder
 from tests.unit.store.conftest import OpenDisks, OpenStore, cached, crash, fill, named
@@ -48,6 +49,17 @@ def test_fsck_goes_on_behind_a_file_that_can_not_be_opened(open_store: OpenStore
     assert "blocks are not what was written" in reasons[rotten]
     store.fsck(lambda *_: None)
     assert store.fsck(lambda *_: None).sound
+
+
+def test_millions_of_unreadable_files_have_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fsck, "REASONS_MAX", 2)
+    report = fsck.FsckReport()
+    for number in range(5):
+        report.note_unchecked(FileId(number), StoreError(f"cache file {number}", why="Input/output error"))
+    reasons = [reason for _, reason in report.faults]
+    assert len(reasons) == 5
+    assert ["Input/output error" in reason for reason in reasons] == [True, True, False, False, False]
+    assert len(set(map(id, reasons[2:]))) == 1
 
 
 def test_fsck_reports_a_stray_that_can_not_be_removed(open_store: OpenStore) -> None:
