@@ -73,7 +73,10 @@ class HandoverOffers:
                 )
             )
         except HeadraceError as error:
-            log.warning("the handover failed node=%s files=%d error=%s", node.id, len(files), error)
+            log.warning(
+                "the handover failed, the node fetches these files when they are read node=%s files=%d error=%s",
+                *(node.id, len(files), error),
+            )
             for id, part in batch:
                 self._on_refused(id, part, str(error))
             return
