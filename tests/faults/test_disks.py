@@ -51,7 +51,7 @@ def test_a_disk_that_answers_nothing_but_eio(host: Host, make_disk: MakeDisk) ->
     host.assert_nothing_left()
 
 
-@pytest.mark.expected_warnings("a cache disk fails", "the periodic upkeep failed")
+@pytest.mark.expected_warnings("a cache disk fails", "the periodic upkeep failed", "the cache was not synced")
 def test_one_of_two_disks_dies(host: Host, make_disk: MakeDisk) -> None:
     """The other one takes what is read from then on. The dead one would soon be the emptiest."""
     second = host.base / "second"
@@ -182,6 +182,7 @@ def test_a_disk_that_others_fill_up_and_clear(host: Host, make_disk: MakeDisk) -
     "is limited to its disk",
     "passthrough refused",
     "request failed",
+    "the cache was not synced",
     "Traceback",
 )
 def test_index_and_files_on_a_disk_that_dies(host: Host, make_disk: MakeDisk) -> None:

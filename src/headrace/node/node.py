@@ -18,6 +18,7 @@ import uvloop
 from headrace.base.errors import (
     CorruptIndexError,
     HeadraceError,
+    StoreError,
 )
 from headrace.base.kept_file import KeptFile
 from headrace.base.listeners import Listeners
@@ -682,4 +683,9 @@ async def _run(config: Config, ready_fd: int | None, *, again: bool) -> int:
         await node.stop()
     except CorruptIndexError as error:
         node._stop_for_corrupt_index(error)
+    except StoreError as error:  # a disk has failed
+        log.error(
+            "the cache was not synced at the end, the next start verifies its new files error=%s", error
+        )
+        return 1
     return 1 if node.failed else 0
