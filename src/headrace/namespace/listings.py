@@ -83,6 +83,7 @@ class Listings:
         self._shared = shared
         self._others = others
         self._writer_queries = asyncio.Semaphore(WRITER_QUERIES_MAX)
+        self._unavailable: set[str] = set()
         self._in_progress: SingleFlight[tuple[FileId, bool], None] = SingleFlight()
 
     async def list(self, directory: FileId, *, for_peer: bool = False) -> None:
@@ -90,11 +91,33 @@ class Listings:
         if not self._tree.is_fresh(directory):
             try:
                 await self.relist(directory, for_peer=for_peer)
-            except (OriginUnavailableError, DeadlineExceededError):
+            except (OriginUnavailableError, DeadlineExceededError) as error:
                 if not self._tree.is_listed(directory):
                     raise
-                log.warning("the origin is unavailable, the old listing stays in use directory=%x", directory)
+                self._log_unavailable(directory, error)
                 self._index.names.set_fresh_until(directory, _in_s(STALE_EXTENSION_S))
+            else:
+                if self._unavailable:
+                    self._log_available(directory)
+
+    def _log_unavailable(self, directory: FileId, error: HeadraceError) -> None:
+        """Warn once of an origin, until it lists a directory again: readers may use thousands."""
+        url = self._url_of(directory)
+        level = logging.DEBUG if url in self._unavailable else logging.WARNING
+        self._unavailable.add(url)
+        log.log(level, "the origin is unavailable, old listings stay in use url=%s error=%s", url, error)
+
+    def _log_available(self, directory: FileId) -> None:
+        url = self._url_of(directory)
+        if url in self._unavailable:
+            self._unavailable.discard(url)
+            log.info("the origin lists directories again url=%s", url)
+
+    def _url_of(self, directory: FileId) -> str:
+        """Return the URL of the origin below which a directory lies; empty if there is none by now."""
+        path = self._index.path_of(directory)
+        mount_and_key = None if path is None else self._tree.mounts.find(path)
+        return "" if mount_and_key is None else mount_and_key[0].url
 
     def is_known(self, directory: FileId) -> bool:
         """Return whether the index has a listing of the directory, or will have one that began already."""

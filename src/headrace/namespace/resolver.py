@@ -198,5 +198,7 @@ async def _is_directory(origin: Origin, key: str, deadline: Deadline) -> bool:
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.warning("listing failed error=%s", task.exception())
+    if not task.cancelled() and (error := task.exception()) is not None:
+        is_away = isinstance(error, OriginUnavailableError | DeadlineExceededError)  # reads fail and say so
+        level = logging.INFO if is_away else logging.WARNING
+        log.log(level, "a slow listing failed, names are looked up one by one error=%s", error)

@@ -205,7 +205,7 @@ class ReadsModel:
 @pytest.mark.parametrize("small_bytes_max", [MIB, 0])
 @pytest.mark.parametrize("failing", [0.0, 0.08])
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.expected_warnings("the old listing stays in use")
+@pytest.mark.expected_warnings("old listings stay in use")
 def test_every_byte_is_of_its_version(
     tmp_path: Path, seed: int, failing: float, small_bytes_max: int
 ) -> None:

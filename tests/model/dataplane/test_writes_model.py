@@ -129,7 +129,7 @@ async def by_rename(scene: WriterFixture) -> None:
 
 
 @pytest.mark.parametrize("back", [by_exchange, by_rename])
-@pytest.mark.expected_warnings("retrying later", "the old listing stays in use")
+@pytest.mark.expected_warnings("retrying later", "old listings stay in use")
 async def test_a_folder_that_comes_back_to_its_place_is_not_removed(
     back: Callable[[WriterFixture], Awaitable[None]], scene: WriterFixture
 ) -> None:
@@ -248,7 +248,7 @@ async def test_persist_does_not_put_again_what_was_under_way(scene: WriterFixtur
     await scene.check({"/f": b"a file".hex()})
 
 
-@pytest.mark.expected_warnings("retrying later", "the old listing stays in use")
+@pytest.mark.expected_warnings("retrying later", "old listings stay in use")
 async def test_a_folder_that_is_exchanged_for_a_file_hides_the_one_that_was_there(
     scene: WriterFixture,
 ) -> None:

@@ -161,13 +161,24 @@ async def test_the_end_of_a_listing_of_many_names_lets_others_have_their_turn(
     assert await tree.names("/") == [f"{number:03d}" for number in range(200) if number not in (5, 150)]
 
 
-@pytest.mark.expected_warnings("the origin is unavailable, the old listing stays in use")
-async def test_an_old_listing_is_used_while_the_origin_is_away(tree: NamespaceFixture) -> None:
+@pytest.mark.expected_warnings("the origin is unavailable, old listings stay in use")
+async def test_an_old_listing_is_used_while_the_origin_is_away(
+    tree: NamespaceFixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each time that it goes away is logged once."""
     origin = GatedOrigin()
     for name in ("a", "b", "c", "d"):
         origin.hold(name, b"x")
     tree.attach("/", origin, interval_s=0.0)
-    assert await tree.names("/") == ["a", "b", "c", "d"]
+    for times in (1, 2):
+        assert await tree.names("/") == ["a", "b", "c", "d"]
+        origin.broken = True
+        for _ in range(5):
+            assert await tree.names("/") == ["a", "b", "c", "d"]
+            tree.index.names.set_fresh_until(ROOT_ID, 0)
+        assert len(caplog.messages) == times
+        origin.broken = False
+    tree.index.names.set_fresh_until(ROOT_ID, 0)
     origin.broken = True
     assert await tree.names("/") == ["a", "b", "c", "d"]
     assert not tree.index.names._listings
