@@ -18,6 +18,7 @@ import pytest
 from headrace.base.errors import HeadraceError, UsageError
 from headrace.lab import network, processes
 from headrace.lab.lab import Lab, LabPlan
+from tests import service_logs
 from tests.fork_server import forking
 
 pytestmark = [
@@ -61,7 +62,7 @@ def origin(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    with forking(), Lab(str(tmp_path / "lab.json")) as lab:
+    with forking(), service_logs.following(Lab(str(tmp_path / "lab.json")), tmp_path / "lab") as lab:
         yield lab
     assert not (tmp_path / "lab.json").exists()
 
@@ -260,6 +261,7 @@ def test_down_after_a_crash_of_up(tmp_path: Path, origin: Path) -> None:
     assert left_of(folder) == []
 
 
+@pytest.mark.expected_warnings("node did not start")
 def test_a_node_that_can_not_start_leaves_nothing(lab: Lab, tmp_path: Path) -> None:
     with pytest.raises(HeadraceError, match="ended before it was ready"):
         lab.up(plan(tmp_path, tmp_path / "missing"))

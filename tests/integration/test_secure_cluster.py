@@ -12,6 +12,7 @@ import pytest
 
 from headrace.lab import network
 from headrace.lab.lab import Lab, LabPlan
+from tests import service_logs
 from tests.fork_server import forking
 
 pytestmark = [
@@ -51,8 +52,9 @@ def test_three_hosts(tmp_path: Path) -> None:
         "tls_key": f"{etc}/{{node}}/key.pem",
         "tls_authority": f"{etc}/{{node}}/authority.pem",
     }
-    with forking(), Lab(str(tmp_path / "lab.json")) as lab:
-        lab.up(LabPlan(nodes=3, origin=str(origin), settings=settings))
+    folder = tmp_path / "lab"
+    with forking(), service_logs.following(Lab(str(tmp_path / "lab.json")), folder) as lab:
+        lab.up(LabPlan(nodes=3, origin=str(origin), settings=settings, folder=str(folder)))
         commands += len(NODES)  # headrace up, on each
         for number in (1, 2, 3):
             for name, data in truth.items():

@@ -15,6 +15,7 @@ from headrace.lab import network, services
 from headrace.lab.lab import Lab, LabPlan
 from headrace.ring.view import NodeInfo, next_view
 from headrace.testing.servers import ServerMissing
+from tests import service_logs
 from tests.integration.diagnose.conftest import first_cause
 from tests.integration.diagnose.job_fork_server import JobForkServer
 
@@ -35,7 +36,7 @@ READ = 40
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     base = tmp_path_factory.mktemp("lab")
     try:
-        with Lab(str(base / "lab.json")) as lab:
+        with service_logs.following(Lab(str(base / "lab.json")), base / "lab") as lab:
             lab.up(
                 LabPlan(
                     nodes=2,

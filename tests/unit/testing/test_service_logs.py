@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,42 @@ def test_warnings_errors_and_traces_are_collected_once(log: Path) -> None:
         "host/run/node.log: Traceback (most recent call",
     ]
     assert service_logs.take() == []
+
+
+def test_a_log_that_was_emptied_is_read_from_its_beginning(log: Path) -> None:
+    """As a lab does when it starts a node again."""
+    write(log, "INFO one line\nWARNING first\n")
+    service_logs.collect([log])
+    log.write_text("WARNING second\n")
+    service_logs.collect([log])
+    assert service_logs.take() == [
+        "host/run/node.log: WARNING first",
+        "host/run/node.log: WARNING second",
+    ]
+
+
+class FakeLab:
+    """Logs something to a node's log when it ends."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+
+    def down(self) -> None:
+        write(self._log, "WARNING a process was ended\n")
+
+
+def test_the_nodes_of_a_lab_are_followed_until_it_ends(tmp_path: Path) -> None:
+    service_logs.drop()
+    logs = [tmp_path / f"lab/node-{number}/up.log" for number in (1, 2)]
+    lab: Any = FakeLab(logs[0])
+    with service_logs.following(lab, tmp_path / "lab"):
+        assert service_logs.take() == []
+        for log in logs:
+            log.parent.mkdir(parents=True)
+            log.write_text("WARNING first\n")
+        assert len(service_logs.take()) == 2
+        write(logs[1], "WARNING second\n")
+    assert service_logs.take() == ["lab/node-2/up.log: WARNING second"]
 
 
 def test_the_logs_of_a_shared_host_are_read_after_each_test(log: Path, tmp_path: Path) -> None:
