@@ -29,6 +29,7 @@ def assert_right(folder: Path, wanted: list[int]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+@pytest.mark.expected_warnings("no space left on device")
 def test_a_full_disk(tmp_path: Path, make_disk: MakeDisk, kind: str) -> None:
     folder = tmp_path / "disk"
     make_disk(folder, f"{kind}:{24 * MIB}")
@@ -50,6 +51,7 @@ def test_a_full_disk(tmp_path: Path, make_disk: MakeDisk, kind: str) -> None:
     assert len(list((folder / "packs").iterdir())) == 2
 
 
+@pytest.mark.expected_warnings("input/output error")
 def test_a_disk_that_answers_eio(tmp_path: Path, make_disk: MakeDisk) -> None:
     folder = tmp_path / "disk"
     disk = make_disk(folder, f"ext4:{48 * MIB}")
@@ -63,6 +65,7 @@ def test_a_disk_that_answers_eio(tmp_path: Path, make_disk: MakeDisk) -> None:
         load(str(folder), 1)
 
 
+@pytest.mark.expected_warnings("read-only file system")
 def test_a_disk_that_is_read_only(tmp_path: Path, make_disk: MakeDisk) -> None:
     folder = tmp_path / "disk"
     disk = make_disk(folder, f"ext4:{48 * MIB}")

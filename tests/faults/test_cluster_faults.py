@@ -20,8 +20,13 @@ from headrace.testing.servers import ServerMissing
 from headrace.wire.peer_messages import PEER_PROTOCOL, PEER_PROTOCOL_MIN
 from tests.integration.cli.host import MIB, Host
 from tests.integration.cluster.cluster_fixture import ClusterFixture, run_first
+from tests.integration.cluster.conftest import UNREACHABLE
 
-pytestmark = [pytest.mark.fuse, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.fuse,
+    pytest.mark.timeout(300),
+    pytest.mark.expected_warnings(*UNREACHABLE, "the capacity exceeds the disk", "is limited to its disk"),
+]
 
 HOUR_S = 3600
 SHIFTS_S = (-HOUR_S, HOUR_S, 0)
@@ -149,6 +154,11 @@ def test_clocks_two_hours_apart(cluster: ClusterFixture) -> None:
         assert 0 <= cluster.status(host)["node"]["uptime_s"] < HOUR_S / 2
 
 
+@pytest.mark.expected_warnings(
+    "cached file failed its checksum",
+    "a cached file does not match its checksums",
+    "a peer sent bytes that don't match their checksum",
+)
 def test_rot_at_the_owner_is_mended_when_a_peer_meets_it(cluster: ClusterFixture) -> None:
     names = below(cluster, "rot")
     owners = cluster.owners(names)
@@ -180,6 +190,9 @@ def cached_bytes(host: Host, id: int) -> bytes:
     return b"".join(path.read_bytes() for path in host.cache.glob(f"files/*/{id:012x}"))
 
 
+@pytest.mark.expected_warnings(
+    "a cache disk is full", "a cache disk has space again", "No space left on device"
+)
 def test_a_full_disk_at_an_owner(cluster: ClusterFixture) -> None:
     first, owner, third = cluster.hosts
     names = below(cluster, "full")
@@ -207,6 +220,7 @@ def test_a_full_disk_at_an_owner(cluster: ClusterFixture) -> None:
     assert owner.pid_of("node") == pid
 
 
+@pytest.mark.expected_warnings("the peer speaks protocols")
 def test_protocols_that_differ_by_one(cluster: ClusterFixture) -> None:
     """Next to nodes of this release: one that speaks the next protocol, too, and one that speaks only that."""
     ours = PEER_PROTOCOL
@@ -234,6 +248,9 @@ def test_protocols_that_differ_by_one(cluster: ClusterFixture) -> None:
         assert "not answering: " in asker.ok("status")
 
 
+@pytest.mark.expected_warnings(
+    "a peer sent bytes that don't match their checksum", "the peer speaks protocols"
+)
 def test_a_node_that_sends_wrong_or_too_few_bytes(cluster: ClusterFixture) -> None:
     """A whole node whose door does so now and then: others' readers don't notice, and it finds its disk in order."""
     first, liar = cluster.hosts[0], cluster.add()

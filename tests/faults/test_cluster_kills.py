@@ -18,8 +18,9 @@ from headrace.testing.etcd import etcd_server
 from headrace.testing.servers import ServerMissing
 from tests.integration.cli.host import MIB, Host, send
 from tests.integration.cluster.cluster_fixture import ClusterFixture
+from tests.integration.cluster.conftest import UNREACHABLE
 
-pytestmark = [pytest.mark.fuse, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(300), pytest.mark.expected_warnings(*UNREACHABLE)]
 
 LIMIT_S = 90.0
 ROUNDS = (("kill", 0), ("stop", 1), ("kill", 2), ("stop", 0))
@@ -77,6 +78,7 @@ def test_killed_and_stopped_at_random_moments(cluster: ClusterFixture) -> None:
             cluster.wait_for(lambda node=one_host: len(cluster.members(node)) == 3, LIMIT_S)  # type: ignore[misc]
 
 
+@pytest.mark.expected_warnings("another node has this node's id")
 def test_a_node_that_hung_and_whose_place_another_took(cluster: ClusterFixture) -> None:
     names = below(cluster, "twin")
     first, _, hung = cluster.hosts

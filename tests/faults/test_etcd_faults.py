@@ -12,6 +12,9 @@ from headrace.testing.etcd import EtcdServer, etcd_server
 from headrace.testing.servers import ServerMissing
 from tests.integration.cli.host import Host
 from tests.integration.cluster.cluster_fixture import ClusterFixture
+from tests.integration.cluster.conftest import UNREACHABLE
+
+pytestmark = pytest.mark.expected_warnings(*UNREACHABLE)
 
 
 @pytest.fixture
@@ -46,7 +49,6 @@ def well(cluster: ClusterFixture, count: int) -> Callable[[], bool]:
     )
 
 
-@pytest.mark.expected_warnings("etcd is unavailable", "etcd is available again")
 def test_etcd_is_killed_and_started_again(cluster: ClusterFixture, own_etcd: EtcdServer) -> None:
     cluster.start(3)
     cluster.hosts[0].assert_right()
@@ -66,9 +68,6 @@ def test_etcd_is_killed_and_started_again(cluster: ClusterFixture, own_etcd: Etc
         host.assert_right()
 
 
-@pytest.mark.expected_warnings(
-    "etcd is unavailable", "etcd is available again", "the lease was lost", "this node's record was deleted"
-)
 def test_etcd_is_silent_for_longer_than_the_leases(cluster: ClusterFixture, own_etcd: EtcdServer) -> None:
     cluster.start(2)
     own_etcd.signal(signal.SIGSTOP)
@@ -89,7 +88,6 @@ def test_etcd_is_silent_for_longer_than_the_leases(cluster: ClusterFixture, own_
         host.assert_right()
 
 
-@pytest.mark.expected_warnings("etcd is unavailable", "etcd is available again", "the lease was lost")
 def test_etcd_loses_its_data(cluster: ClusterFixture, own_etcd: EtcdServer) -> None:
     cluster.start(2)
     extra = cluster.base / "extra"
@@ -124,9 +122,6 @@ def test_a_node_that_was_killed_takes_its_place_again(cluster: ClusterFixture) -
         member.assert_right()
 
 
-@pytest.mark.expected_warnings(
-    "etcd is unavailable", "etcd is available again", "this node is not in the cluster"
-)
 def test_a_node_that_dies_while_etcd_is_away_goes_by_its_last_view(
     cluster: ClusterFixture, own_etcd: EtcdServer
 ) -> None:
@@ -164,7 +159,7 @@ def log_of(host: Host) -> str:
     return "".join(path.read_text() for path in host.run_folder.glob("*.log"))
 
 
-@pytest.mark.expected_warnings("etcd is unavailable", "node did not start")
+@pytest.mark.expected_warnings("node did not start")
 def test_without_etcd_a_node_does_not_start(tmp_path: Path, own_etcd: EtcdServer) -> None:
     cluster = ClusterFixture(tmp_path, own_etcd.address)
     try:

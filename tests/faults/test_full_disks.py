@@ -24,7 +24,15 @@ from tests import fork_server
 from tests.faults.conftest import Disk, MakeDisk, MakeHost
 from tests.integration.cli.host import MIB, Host, Up, wait_until
 
-pytestmark = [pytest.mark.fuse, pytest.mark.timeout(240)]
+FULL = (
+    "No space left",
+    "a cache disk has space again",
+    "a cache disk is full",
+    "is limited to its disk",
+    "the capacity exceeds the disk",
+)
+"""Warnings of a disk that is full, or smaller than the capacity of the cache."""
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(240), pytest.mark.expected_warnings(*FULL)]
 
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "2"))
 DISK_BYTES = 80 * MIB
@@ -128,13 +136,7 @@ def kill_something(host: Host, up: Up, chance: random.Random) -> Up:
     return up
 
 
-@pytest.mark.expected_warnings(
-    "the capacity exceeds the disk",
-    "is limited to its disk",
-    "a cache disk is full",
-    "a cache disk has space again",
-    "a change was not persisted, retrying later",
-)
+@pytest.mark.expected_warnings("a change was not persisted, retrying later")
 @pytest.mark.parametrize("number", range(EXAMPLES))
 def test_all_is_killed_on_a_full_disk(make_host: MakeHost, make_disk: MakeDisk, number: int) -> None:
     """The origin is away from the first byte on; every other round somebody else has filled most of the disk."""
@@ -169,12 +171,6 @@ def test_all_is_killed_on_a_full_disk(make_host: MakeHost, make_disk: MakeDisk, 
     host.assert_right()
 
 
-@pytest.mark.expected_warnings(
-    "the capacity exceeds the disk",
-    "is limited to its disk",
-    "a cache disk is full",
-    "a cache disk has space again",
-)
 @pytest.mark.parametrize("io", ["passthrough", "noopen"])
 def test_what_no_disk_takes_is_read_all_the_same(make_host: MakeHost, make_disk: MakeDisk, io: str) -> None:
     """Others fill the disk to the last block; a file is larger than all of it; several read at one time."""
@@ -207,7 +203,6 @@ def test_what_no_disk_takes_is_read_all_the_same(make_host: MakeHost, make_disk:
     host.assert_right("0.tar", "small/1")
 
 
-@pytest.mark.expected_warnings("the capacity exceeds the disk", "is limited to its disk")
 @pytest.mark.parametrize("io", ["passthrough", "noopen"][: max(1, EXAMPLES - 1)])
 def test_a_capacity_as_large_as_the_disk(make_host: MakeHost, make_disk: MakeDisk, io: str) -> None:
     """Whoever reads holds the space of what is evicted for it, so it comes a moment later."""
@@ -231,7 +226,6 @@ def test_a_capacity_as_large_as_the_disk(make_host: MakeHost, make_disk: MakeDis
     assert host.status()["cache"]["files_evicted"] > 0
 
 
-@pytest.mark.expected_warnings("No space left")
 def test_processes_are_restarted_while_the_run_folder_is_full(
     make_host: MakeHost, make_disk: MakeDisk
 ) -> None:

@@ -25,12 +25,15 @@ from headrace.lab.lab import Lab, LabPlan
 from headrace.testing.etcd import find_etcd
 from headrace.testing.servers import ServerMissing, find_program
 from headrace.testing.waiting import wait_for
+from tests import service_logs
 from tests.fork_server import forking
 from tests.integration.cli.host import READER
+from tests.integration.cluster.conftest import UNREACHABLE
 
 pytestmark = [
     pytest.mark.fuse,
     pytest.mark.timeout(300),
+    pytest.mark.expected_warnings(*UNREACHABLE),
     pytest.mark.skipif(
         bool(network.why_no_namespaces()), reason="no network namespaces for these tests of FUSE"
     ),
@@ -76,7 +79,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, truth: Path) -> Iterator[Lab]:
     folder = tmp_path_factory.mktemp("lab")
     # a lease of 120 s does not end while a link is cut, however busy the machine
     settings = {"sync_interval_s": "3600", "lease_s": "120"}
-    with forking(), Lab(str(folder / "lab.json")) as lab:
+    with forking(), service_logs.following(Lab(str(folder / "lab.json")), folder / "lab") as lab:
         lab.up(LabPlan(nodes=3, settings=settings, sample=False, folder=str(folder / "lab")))
         store = services.client_of(lab.store())
         for path in sorted(truth.rglob("*")):

@@ -142,6 +142,7 @@ def at(node: NodeInfo, address: str) -> NodeInfo:
 
 @pytest.mark.parametrize("after_bytes", [10, 5_000, 100_000, 2 * MIB + 5])
 @pytest.mark.parametrize("fault", ["truncate", "flip", "nonsense", "reset"])
+@pytest.mark.expected_warnings("a peer sent bytes that don't match their checksum")
 async def test_a_lie_is_an_error_and_never_other_bytes(tmp_path: Path, fault: str, after_bytes: int) -> None:
     async with serving(tmp_path) as pair:
         wanted = pair.desk.add("f", 3 * MIB)
@@ -164,6 +165,7 @@ async def test_a_lie_is_an_error_and_never_other_bytes(tmp_path: Path, fault: st
             await asyncio.to_thread(proxy.close)
 
 
+@pytest.mark.expected_warnings("a peer sent bytes that don't match their checksum")
 async def test_small_files_of_a_liar_fail_or_are_right(tmp_path: Path) -> None:
     async with serving(tmp_path) as pair:
         files = [pair.desk.add(f"f{n}", 50_000) for n in range(60)]
@@ -399,6 +401,7 @@ async def test_a_cache_file_that_is_shorter_than_it_should_be(tmp_path: Path) ->
             await pair.fetch(wanted)
 
 
+@pytest.mark.expected_warnings("a peer sent bytes that don't match their checksum")
 async def test_a_rotten_block_of_the_owner_does_not_get_through(tmp_path: Path) -> None:
     async with serving(tmp_path) as pair:
         wanted = pair.desk.add("f", 3 * MIB)
@@ -434,6 +437,7 @@ async def test_tls(tmp_path: Path) -> None:
         assert await waiting == pair.desk.body(slow)
 
 
+@pytest.mark.expected_warnings("its certificate is not taken", "why=no TLS connection")
 async def test_without_the_right_certificate_nobody_is_served(tmp_path: Path) -> None:
     mine = authority(tmp_path / "mine")
     folder = tmp_path / "files"
@@ -450,6 +454,7 @@ async def test_without_the_right_certificate_nobody_is_served(tmp_path: Path) ->
         assert await pair.fetch(wanted) == pair.desk.body(wanted)
 
 
+@pytest.mark.expected_warnings("its certificate is not taken", "why=no TLS connection")
 async def test_tls_against_a_plain_node(tmp_path: Path) -> None:
     client = mutual(authority(tmp_path / "mine"), "a")
     folder = tmp_path / "files"

@@ -31,7 +31,9 @@ pytestmark = [
     pytest.mark.fuse,
     pytest.mark.timeout(60),
     # from the disk's end to that of the node, the disk answers EIO to all
-    pytest.mark.expected_warnings("a round of write-back failed", "Traceback"),
+    pytest.mark.expected_warnings(
+        "a round of write-back failed", "a change can't be persisted", "Traceback", "Input/output error"
+    ),
 ]
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "1"))
 LIMIT_S = 40.0

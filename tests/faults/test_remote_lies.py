@@ -160,6 +160,7 @@ def serve() -> Iterator[Callable[[Lie | None], Address]]:
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
+@pytest.mark.expected_warnings("bytes do not match their checksum")
 def test_a_lie_is_an_error_and_another_node_is_asked(
     serve: Callable[[Lie | None], Address], lie: Lie
 ) -> None:

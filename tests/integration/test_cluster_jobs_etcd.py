@@ -99,6 +99,9 @@ async def test_the_node_that_took_the_job_dies(world: EtcdJobCluster) -> None:
     await world.check_done(id, names)
 
 
+@pytest.mark.expected_warnings(
+    "etcd is unavailable", "etcd is available again", "job records can't be written", "the lease was lost"
+)
 @pytest.mark.parametrize("robbed", [False, True], ids=["restarted", "data lost"])
 async def test_etcd_is_killed_in_the_middle(world: EtcdJobCluster, robbed: bool) -> None:
     names, id = await world.half_way()

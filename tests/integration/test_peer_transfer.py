@@ -255,6 +255,7 @@ async def test_connections_are_kept_and_a_stale_one_is_replaced(tmp_path: Path) 
         await asyncio.to_thread(again.stop)
 
 
+@pytest.mark.expected_warnings("this node belongs to another cluster")
 async def test_another_node_at_the_address_is_not_believed(tmp_path: Path) -> None:
     async with serving(tmp_path) as pair:
         wanted = pair.desk.add("f", 1000)
@@ -280,6 +281,7 @@ async def test_protocols_that_differ_by_one(
         assert (await pair.peers.ping(pair.node, soon())).protocol == spoken
 
 
+@pytest.mark.expected_warnings("the peer speaks protocols")
 async def test_protocols_with_nothing_in_common(tmp_path: Path) -> None:
     async with serving(tmp_path, server_protocols=(PEER_PROTOCOL + 1, PEER_PROTOCOL + 2)) as pair:
         with pytest.raises(ProtocolError, match="speaks protocols"):

@@ -21,11 +21,31 @@ BUSY = (
     "a peer did not return bytes that it owns",
     "the handover failed",
     "changes were not replicated, retrying",
+    "etcd is available again",
+    "etcd is unavailable",
+    "node was out of the cluster",
 )
-"""Warnings of nodes on a busy machine, where a live peer seems dead. No read fails by them."""
+"""Warnings of nodes on a busy machine, where a live peer or etcd seems dead. No read fails by them."""
 
-AWAY = ("node was out of the cluster", "etcd is unavailable", "etcd is available again")
-"""Warnings that a node may log that goes on after it was stopped for longer than its lease."""
+UNREACHABLE = (
+    *BUSY,
+    "a claim was not confirmed, retrying",
+    "a node left the cluster, this replica persists its files",
+    "another node took a directory lease of this node",
+    "directory leases were not checked, retrying",
+    "etcd has not confirmed the exclusive directories",
+    "job records can't be written, the job continues",
+    "no replica is available, the file is persisted first",
+    "pending names",
+    "recorded directories were not checked, retrying",
+    "replicated files of a node that left can't be persisted",
+    "the node did not completely adopt a new view, retrying",
+    "the replicas were not recorded in the cluster, retrying",
+    "this node is not in the cluster",
+    "this node joined the cluster",
+)
+"""Warnings of a test that kills, suspends or cuts off a node or etcd: each says which one does not answer, or for how
+long one did not. Which of them are logged depends on the moment."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

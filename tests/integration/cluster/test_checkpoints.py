@@ -18,7 +18,7 @@ from tests.integration.cluster.cluster_fixture import replica_names
 from tests.integration.persist.conftest import wait_until
 from tests.unit.checkpoint.states import same, state_of
 
-from .conftest import MakeCluster
+from .conftest import UNREACHABLE, MakeCluster
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -75,7 +75,7 @@ def told(host: Host, code: str, *words: object) -> dict[str, bool]:
     return answers
 
 
-@pytest.mark.expected_warnings("a node left the cluster, this replica persists its files")
+@pytest.mark.expected_warnings(*UNREACHABLE)
 @pytest.mark.parametrize(("door", "take_over_s"), [("mount", 8), ("headrace", NEVER_S)])
 def test_a_checkpoint_outlives_the_node_that_saved_it(
     make_cluster: MakeCluster, door: str, take_over_s: int

@@ -23,8 +23,9 @@ from tests.integration.persist.kill_script import NAMES, SCRIPT
 from tests.plain_paths import plain
 
 from .cluster_fixture import ClusterFixture
-from .conftest import AWAY, MakeCluster
+from .conftest import UNREACHABLE, MakeCluster
 
+pytestmark = pytest.mark.expected_warnings(*UNREACHABLE)
 NEVER_S = 600
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "1"))
 STEPS = ("keep.fetched", "persist.put", "persist.removed", "failover.cleared")
@@ -141,7 +142,6 @@ print(json.dumps([looks, wrong[:3], hashlib.sha256(first + rest).hexdigest()]))
 """
 
 
-@pytest.mark.expected_warnings("a node left the cluster, this replica persists its files")
 def test_others_see_and_read_on_while_a_dead_writer_is_replaced(make_cluster: MakeCluster) -> None:
     """From its death until its copies are gone, too: no name goes, and an open file is read to its end."""
     cluster = make_cluster(write="back:2", persist_delay_s=NEVER_S, take_over_s=0.5)
@@ -174,7 +174,6 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@pytest.mark.expected_warnings("a node left the cluster, this replica persists its files")
 def test_a_writer_that_dies_loses_nothing(make_cluster: MakeCluster) -> None:
     """Killed right after close; another node persists its files, and back again it has nothing to add."""
     cluster = make_cluster(write="back:2", persist_delay_s=NEVER_S, take_over_s=0.5)
@@ -210,12 +209,6 @@ os.unlink('low/b')
     assert len(tree_of(cluster.truth)) == len(expected)
 
 
-@pytest.mark.expected_warnings(
-    "a node left the cluster, this replica persists its files",
-    "changes were not replicated, retrying",
-    "no replica is available, the file is persisted first",
-    *AWAY,
-)
 def test_a_writer_that_was_only_away_has_no_conflict_with_itself(make_cluster: MakeCluster) -> None:
     """It hung until another node had persisted its files in its place, and goes on with the same ones."""
     cluster = make_cluster(write="back:2", persist_delay_s=NEVER_S, take_over_s=0.2)
@@ -270,7 +263,6 @@ def test_a_holder_that_dies_is_replaced(make_cluster: MakeCluster) -> None:
     holder.close()
 
 
-@pytest.mark.expected_warnings("no replica is available, the file is persisted first")
 def test_alone_the_origin_has_it_instead(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(write="back:2", persist_delay_s=NEVER_S)
     cluster.start(1)
@@ -280,11 +272,6 @@ def test_alone_the_origin_has_it_instead(make_cluster: MakeCluster) -> None:
     assert (cluster.truth / "d").is_dir()
 
 
-@pytest.mark.expected_warnings(
-    "a node left the cluster, this replica persists its files",
-    "changes were not replicated, retrying",
-    "no replica is available, the file is persisted first",
-)
 @pytest.mark.parametrize("step", (*STEPS, *(MORE_STEPS if EXAMPLES > 1 else ())))
 def test_the_holder_dies_at_a_step_after_the_writer(
     make_cluster: MakeCluster, tmp_path: Path, step: str
@@ -319,7 +306,6 @@ def test_the_holder_dies_at_a_step_after_the_writer(
     assert tree_of(cluster.truth) == expected
 
 
-@pytest.mark.expected_warnings("a node left the cluster, this replica persists its files")
 @pytest.mark.parametrize("seed", range(EXAMPLES))
 def test_a_writer_dies_while_it_writes(make_cluster: MakeCluster, seed: int) -> None:
     """Whatever was acknowledged before is at the origin afterwards, whole; what was being written, perhaps."""

@@ -21,6 +21,7 @@ from tests.event_services import pubsub
 from tests.integration.cli.host import Host, wait_until
 
 from .cluster_fixture import ClusterFixture
+from .conftest import UNREACHABLE
 
 pytestmark = [pytest.mark.fuse, pytest.mark.server("etcd"), pytest.mark.timeout(180)]
 
@@ -188,6 +189,7 @@ def receiver_of(cluster: ClusterFixture) -> Host:
     return next(host for host in cluster.hosts if events(host)["receivers"])
 
 
+@pytest.mark.expected_warnings(*UNREACHABLE)
 def test_another_node_receives_when_the_receiver_dies(
     make_cluster: MakeCluster, moto_bucket: S3Server
 ) -> None:

@@ -15,7 +15,7 @@ from tests.integration.cli.host import Host, wait_until
 from tests.integration.persist.conftest import Writer, settled, tree_of
 
 from .cluster_fixture import same
-from .conftest import MakeCluster
+from .conftest import UNREACHABLE, MakeCluster
 from .exclusive_nodes import LEASE_S, NEVER_S, OUT, claims, refused, wait_held
 from .tcp_link import tcp_link
 
@@ -98,9 +98,7 @@ def test_nobody_without_a_certificate_breaks_a_claim(
 
 
 @pytest.mark.expected_warnings(
-    "etcd is unavailable",
-    "etcd is available again",
-    "node was out of the cluster",
+    *UNREACHABLE,
     "node did not start",
     "another writer changed a file at the origin",
     "the claim of an exclusive directory was broken",

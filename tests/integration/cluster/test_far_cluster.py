@@ -21,6 +21,7 @@ from tests.certificates import authority, issued, settings_of
 from tests.integration.cli.host import Host, wait_until
 
 from .cluster_fixture import ClusterFixture
+from .conftest import UNREACHABLE
 from .tcp_link import TcpLink, tcp_link
 
 pytestmark = [pytest.mark.fuse, pytest.mark.server("etcd"), pytest.mark.timeout(180)]
@@ -101,6 +102,7 @@ def make_levels(tmp_path: Path, etcd: EtcdServer) -> Iterator[Callable[..., Leve
             cluster.close()
 
 
+@pytest.mark.expected_warnings(*UNREACHABLE)
 def test_each_byte_crosses_the_link_once(make_levels: Callable[..., Levels]) -> None:
     files = {f"train/{number:03d}.jpg": 100_000 + number for number in range(60)}
     files |= {"model.bin": 70 * MIB + 321, "empty": 0, "deep/a/b/c/x": 5}
@@ -190,6 +192,7 @@ def shown(host: Host, number: int) -> bool:
     return size == 1500 + number and f"new-{number}" in os.listdir(host.mount / "d")
 
 
+@pytest.mark.expected_warnings(*UNREACHABLE)
 def test_the_next_node_serves_when_one_dies(make_levels: Callable[..., Levels]) -> None:
     levels = make_levels({f"f{number}": 300_000 for number in range(20)})
     host = levels.region.hosts[0]

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from .cluster_fixture import ClusterFixture
-from .conftest import AWAY, MakeCluster
+from .conftest import UNREACHABLE, MakeCluster
 
 pytestmark = pytest.mark.timeout(120)
 MIB = 1 << 20
@@ -34,7 +34,7 @@ def test_a_load_brings_each_byte_once_and_free_drops_all(cluster: ClusterFixture
     assert all(cluster.status(host)["cache"]["used_bytes"] == 0 for host in cluster.hosts)
 
 
-@pytest.mark.expected_warnings(*AWAY)
+@pytest.mark.expected_warnings(*UNREACHABLE)
 def test_the_node_that_took_the_job_is_killed(make_cluster: MakeCluster) -> None:
     cluster = make_cluster()
     for number in range(FILES):

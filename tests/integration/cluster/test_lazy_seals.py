@@ -14,6 +14,7 @@ from headrace.seal.mounted import seals_below
 from tests.integration.cli.host import Host, drop_caches, wait_until
 
 from .cluster_fixture import ClusterFixture
+from .conftest import UNREACHABLE
 
 pytestmark = pytest.mark.root
 
@@ -59,6 +60,7 @@ def test_what_other_nodes_own_is_kept_and_each_byte_leaves_the_origin_once(
         host.assert_right(mount=host.base / "sealed")
 
 
+@pytest.mark.expected_warnings(*UNREACHABLE)
 def test_a_node_that_dies_meanwhile_costs_the_other_no_file(sealed_cluster: ClusterFixture) -> None:
     first, second = sealed_cluster.hosts
     first.assert_right(*first.names()[:10], mount=first.base / "sealed")

@@ -8,21 +8,14 @@ from headrace.testing.etcd import EtcdServer
 from tests.integration.persist.conftest import Writer, settled, tree_of, wait_until
 
 from .cluster_fixture import same, same_everywhere
-from .conftest import MakeCluster
+from .conftest import UNREACHABLE, MakeCluster
 from .tcp_link import tcp_link
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(240)]
 NEVER_S = 600
 
 
-@pytest.mark.expected_warnings(
-    "etcd is unavailable",
-    "etcd is available again",
-    "node was out of the cluster",
-    "a node left the cluster, this replica persists its files",
-    "no replica is available, the file is persisted first",
-    "pending names",
-)
+@pytest.mark.expected_warnings(*UNREACHABLE)
 def test_a_writer_that_only_etcd_misses_has_no_conflict_with_its_replica(
     make_cluster: MakeCluster, etcd: EtcdServer
 ) -> None:

@@ -14,6 +14,7 @@ from headrace.testing.etcd import etcd_server
 from tests.integration.cli.host import wait_until
 
 from .cluster_fixture import ClusterFixture, policy_shown, set_policy
+from .conftest import UNREACHABLE
 
 pytestmark = [pytest.mark.fuse, pytest.mark.server("etcd"), pytest.mark.timeout(180)]
 
@@ -55,13 +56,7 @@ def test_rules_that_are_set_on_all_nodes_at_the_same_time_are_all_in_force(clust
             assert decisions["ttl"] == f"{number + 1}h"
 
 
-@pytest.mark.expected_warnings(
-    "etcd is unavailable",
-    "etcd is available again",
-    "node was out of the cluster",
-    "this node is not in the cluster",
-    "this node joined the cluster",
-)
+@pytest.mark.expected_warnings(*UNREACHABLE)
 def test_a_policy_outlives_etcd_and_its_data(
     make_cluster: Callable[..., ClusterFixture], tmp_path: Path
 ) -> None:
@@ -106,6 +101,7 @@ def test_nodes_divide_the_budget_of_an_origin(cluster: ClusterFixture) -> None:
     assert sum(rates()) <= 40 * 1.1
 
 
+@pytest.mark.expected_warnings(*UNREACHABLE)
 def test_a_policy_is_tried_on_all_nodes(make_cluster: Callable[..., ClusterFixture]) -> None:
     """Their parts are summed, and what is pinned on another node counts."""
     cluster = make_cluster(lease_s=30)

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.cli.host import Host, wait_until
 
 from .cluster_fixture import ClusterFixture, filled, policy_shown, read_all_at_once, set_policy
-from .conftest import AWAY
+from .conftest import UNREACHABLE
 
 pytestmark = [pytest.mark.fuse, pytest.mark.server("etcd"), pytest.mark.timeout(240)]
 
@@ -51,6 +51,7 @@ def moves_ended(cluster: ClusterFixture, hosts: list[Host]) -> bool:
     return not any(report["rebalance"]["running"] or report["copies"]["files_waiting"] for report in reports)
 
 
+@pytest.mark.expected_warnings(*UNREACHABLE)
 def test_copies_of_a_rule_serve_when_a_node_dies_and_go_when_it_wants_fewer(cluster: ClusterFixture) -> None:
     filled(cluster, small=20, large=2)
     names = ["small/0/0", "small/1/1", "large/0", "large/1"]
@@ -89,7 +90,7 @@ def test_copies_of_a_rule_serve_when_a_node_dies_and_go_when_it_wants_fewer(clus
     assert cluster.origin(hosts=hosts) == before
 
 
-@pytest.mark.expected_warnings(*AWAY)
+@pytest.mark.expected_warnings(*UNREACHABLE)
 def test_a_node_that_was_away_makes_the_copies_when_it_is_back(cluster: ClusterFixture) -> None:
     filled(cluster, small=12, large=1)
     cluster.start(3)

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.cli.host import wait_until
 
 from .cluster_fixture import ClusterFixture, filled, read_all_at_once
-from .conftest import AWAY, MakeCluster
+from .conftest import UNREACHABLE, MakeCluster
 
 MIB = 1 << 20
 
@@ -26,6 +26,7 @@ def test_each_byte_leaves_the_origin_once(cluster: ClusterFixture) -> None:
     assert all(cluster.status(host)["peers"]["reads_failed"] == 0 for host in cluster.hosts)
 
 
+@pytest.mark.expected_warnings(*UNREACHABLE)
 def test_a_killed_node_costs_no_read(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(replicas=2)
     filled(cluster)
@@ -44,7 +45,7 @@ def test_a_killed_node_costs_no_read(make_cluster: MakeCluster) -> None:
     read_all_at_once(cluster.hosts[1:])
 
 
-@pytest.mark.expected_warnings(*AWAY)
+@pytest.mark.expected_warnings(*UNREACHABLE)
 def test_a_stopped_node_costs_time_only(cluster: ClusterFixture) -> None:
     filled(cluster, small=12, large=1)
     cluster.start(3)

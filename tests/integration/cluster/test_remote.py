@@ -33,7 +33,7 @@ from tests.certificates import authority, issued, settings_of
 from tests.integration.cli.host import Host, send, wait_until
 
 from .cluster_fixture import ClusterFixture
-from .conftest import AWAY
+from .conftest import UNREACHABLE
 
 pytestmark = pytest.mark.timeout(90)
 MIB = 1 << 20
@@ -195,6 +195,7 @@ def test_what_is_written_is_seen_by_all_and_persisted(remote_cluster: RemoteClus
     assert [path.name for path in (cluster.truth / "out").iterdir()] == ["kept"]
 
 
+@pytest.mark.expected_warnings(*UNREACHABLE)
 def test_a_node_that_is_killed_in_the_middle_costs_no_read(cluster: ClusterFixture) -> None:
     truth = fill(cluster)
     nodes = start(cluster)
@@ -217,7 +218,7 @@ def test_a_node_that_is_killed_in_the_middle_costs_no_read(cluster: ClusterFixtu
     assert time.monotonic() - began_s < 30
 
 
-@pytest.mark.expected_warnings(*AWAY)
+@pytest.mark.expected_warnings(*UNREACHABLE)
 def test_a_node_that_stops_answering_is_left_in_seconds(cluster: ClusterFixture) -> None:
     truth = fill(cluster)
     nodes = start(cluster)

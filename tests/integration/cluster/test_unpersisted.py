@@ -15,7 +15,7 @@ from tests.integration.cluster.cluster_fixture import same
 from tests.integration.persist.conftest import Writer, settled, tree_of, wait_until
 
 from .cluster_fixture import ClusterFixture
-from .conftest import AWAY, MakeCluster
+from .conftest import UNREACHABLE, MakeCluster
 
 NEVER_S = 600
 SOON_S = 5.0
@@ -195,6 +195,7 @@ def test_one_of_two_makes_the_name(cluster: ClusterFixture, two: tuple[Writer, W
     assert sorted(won) == sorted(f"{kind}{n}" for kind in "fdl" for n in range(30))
 
 
+@pytest.mark.expected_warnings(*UNREACHABLE)
 def test_a_reader_never_sees_two_states(cluster: ClusterFixture, two: tuple[Writer, Writer]) -> None:
     first, second = two
     first.run("open('states', 'wb').write(bytes(3_000_000))")
@@ -235,7 +236,7 @@ print(json.dumps(states))
 
 
 # the killed node is a member until its lease ends, and may be chosen as a replica
-@pytest.mark.expected_warnings("no replica is available, the file is persisted first")
+@pytest.mark.expected_warnings(*UNREACHABLE)
 def test_a_killed_writer_is_read_from_its_holder(make_cluster: MakeCluster) -> None:
     """kill -9 of everything on its host, right after close; nobody persists it meanwhile. The names that only it was to
     make there are the others' affair then."""
@@ -275,7 +276,7 @@ def two_with_own_etcd(make_cluster: MakeCluster) -> Iterator[tuple[EtcdServer, W
         yield own, first, second
 
 
-@pytest.mark.expected_warnings(*AWAY, "pending names")
+@pytest.mark.expected_warnings(*UNREACHABLE)
 def test_without_etcd_writing_goes_on(make_cluster: MakeCluster) -> None:
     with two_with_own_etcd(make_cluster) as (own, first, second):
         first.run("open('before', 'w').write('before')")
@@ -286,7 +287,7 @@ def test_without_etcd_writing_goes_on(make_cluster: MakeCluster) -> None:
         same(second, first.tree())
 
 
-@pytest.mark.expected_warnings(*AWAY, "pending names")
+@pytest.mark.expected_warnings(*UNREACHABLE)
 def test_without_etcd_a_directory_lease_ends_with_that_of_the_node(make_cluster: MakeCluster) -> None:
     """Names are created exclusively until then, fail after some seconds, and are created again when etcd is back."""
     with two_with_own_etcd(make_cluster) as (own, first, second):
