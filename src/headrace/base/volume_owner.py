@@ -97,7 +97,7 @@ def _check_mounted(folder: str, mountpoint: str) -> None:
         raise StoreError(
             f"cache volume {folder}",
             why=f"its disk is missing: nothing is mounted at {mountpoint}",
-            hint="mount the disk, or leave the directory out",
+            hint="mount the disk, or an empty new one, or leave the directory out and empty those after it",
         )
 
 
