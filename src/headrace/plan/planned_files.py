@@ -42,7 +42,7 @@ class PlannedFiles:
                 self._victims[volume] = self._new_victims(volume)
 
     def add_volume(self, volume: int, size_of: SizeOf) -> None:
-        """Add a volume, by its number."""
+        """Add a volume, by its number. One below 0 is of files that go before all others."""
         with self.lock:
             self._sizes[volume] = size_of
             self._victims[volume] = self._new_victims(volume)
@@ -89,16 +89,20 @@ class PlannedFiles:
         with self.lock:
             count_max = max(1, VICTIMS_OF_A_FETCH // max(1, len(self.orders.streams)))
             is_extent = self.numbers.extent_of(number) is not None
-            return all(
-                victims.may_admit(
+
+            def admits(victims: PlannedVictims, *, must_suffice: bool) -> bool:
+                return victims.may_admit(
                     number,
                     size_bytes,
                     deadline_s=deadline_s if is_extent else None,
                     count_max=count_max,
-                    must_suffice=not is_caught_up,
+                    must_suffice=must_suffice,
                 )
-                for victims in self._victims.values()
-            )
+
+            first = [victims for volume, victims in self._victims.items() if volume < 0]
+            if first and all(admits(victims, must_suffice=True) for victims in first):
+                return True
+            return all(admits(victims, must_suffice=not is_caught_up) for victims in self._victims.values())
 
     def catch_up(self) -> bool:
         """Follow the changes of the plans a step, of a few milliseconds. Return whether all is done."""

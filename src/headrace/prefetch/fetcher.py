@@ -311,11 +311,13 @@ class PlannedFetcher:
         )
 
     def _surplus_bytes(self, size_bytes: int) -> int:
-        """Return the bytes that are evicted sooner or later for a file of this size, and for those in flight."""
-        capacity_bytes = sum(volume.capacity_bytes for volume in self._store.disks)
+        """Return the bytes that are evicted sooner or later for a file of this size, and for those in flight. In a
+        cluster, most files that are fetched are borrowed, and these have a share of the cache."""
+        coming_bytes = sum(self._in_flight.values()) + size_bytes
         used_bytes = sum(volume.used_bytes for volume in self._store.disks)
-        used_bytes += sum(self._in_flight.values()) + size_bytes
-        return used_bytes - int(self._full_share * capacity_bytes)
+        surplus_bytes = used_bytes + coming_bytes - self.usable_bytes
+        room_bytes = self._store.space.borrowed.room_bytes
+        return surplus_bytes if room_bytes is None else max(surplus_bytes, coming_bytes - room_bytes)
 
     def _earn(self) -> None:
         """Add to the budget what may be fetched since the last turn: without limit while a reader may wait soon."""

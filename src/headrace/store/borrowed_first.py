@@ -9,6 +9,9 @@ from headrace.store.eviction import IsPinned, build_policy
 from headrace.store.group_policy import GroupPolicy, SpaceRequest
 from headrace.store.groups import FileGroups
 
+BORROWED = -1
+"""The number of the borrowed files where those of owned files have that of their group."""
+
 
 class BorrowedFirst:
     """The files of one volume. Borrowed files, which other nodes own, have no group, and are evicted first.
@@ -39,10 +42,8 @@ class BorrowedFirst:
         return self._borrowed.size_of(id) or self._owned.size_of(id)
 
     def size_in(self, group: int, id: FileId) -> int:
-        """Return the bytes of a file, if plans may choose it among that group. Borrowed files count to the first
-        one."""
-        size_bytes = 0 if group else self._borrowed.size_of(id)
-        return size_bytes or self._owned.size_in(group, id)
+        """Return the bytes of a file, if plans may choose it among that group; 0 for any other."""
+        return self._borrowed.size_of(id) if group == BORROWED else self._owned.size_in(group, id)
 
     def touch(self, id: FileId) -> None:
         self._owned.touch(id)
@@ -55,14 +56,13 @@ class BorrowedFirst:
         return size_bytes or self._owned.remove(id)
 
     def victims(self, request: SpaceRequest) -> list[FileId]:
-        """Return victims as in Policy. While there is one group, plans choose among all of them."""
-        victims = self.borrowed_victims(request.bytes_needed, request.is_kept)
+        """Return victims as in Policy. Plans choose among the borrowed files, and among those of each group: they know
+        what this node reads, and not what other nodes request from it."""
+        victims = self._borrowed.victims(request.bytes_needed, request.is_kept)
+        if victims:
+            victims = request.choose(BORROWED, victims)
         bytes_left = request.bytes_needed - sum(map(self._borrowed.size_of, victims))
-        rest = replace(request, bytes_needed=max(0, bytes_left))
-        if self._owned.is_divided:
-            return victims + self._owned.victims(rest)
-        owned = self._owned.victims(replace(rest, choose=lambda _, ids: ids))
-        return request.choose(0, victims + owned)
+        return victims + self._owned.victims(replace(request, bytes_needed=max(0, bytes_left)))
 
     def tenant_victims(self, request: SpaceRequest) -> list[FileId]:
         """Return victims among the owned files of the tenant that the request is within."""

@@ -12,8 +12,9 @@ class PlannedChoice(Protocol):
     """Knows which files are read when. Called from any thread, under the store's lock."""
 
     def add_volume(self, volume: int, size_of: Callable[[FileId], int]) -> None:
-        """Add a volume before its first victims are chosen. Each group of files on a disk is a volume here. size_of:
-        bytes of a file on it; 0 if it is not there."""
+        """Add a volume before its first victims are chosen. Each group of files on a disk is a volume here, and so are
+        its borrowed files, by a negative number: they go before all others. size_of: bytes of a file on it; 0 if it is
+        not there."""
         ...
 
     def note_resident(self, id: FileId) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from headrace.base.errors import EvictedError, NoSpaceError
 from headrace.base.listeners import Listeners
 from headrace.base.model import FileId
+from headrace.store.borrowed_space import BorrowedSpace
 from headrace.store.file_lives import FileLives, NoLives
 from headrace.store.file_registry import FileRegistry
 from headrace.store.groups import OneGroup, SpaceDivision
@@ -82,7 +83,8 @@ class CacheSpace:
         self._disks = disks
         self._spill = spill
         self._has_spilled = False
-        self._high, self._borrowed_share = rules.high, rules.borrowed_share
+        self._high = rules.high
+        self.borrowed = BorrowedSpace(files.accounts, disks, rules.borrowed_share)
         self._rules = rules
         self._lock = files.lock
         self._home = threading.get_ident()
@@ -213,11 +215,10 @@ class CacheSpace:
 
     def _trim_borrowed(self, volume: Volume) -> list[FileId]:
         """Evict a step of the borrowed files beyond their share, and return the ids."""
-        policy = self._files.accounts.policies[volume.number]
-        surplus = policy.borrowed_bytes - int(self._borrowed_share * volume.capacity_bytes)
+        surplus = -self.borrowed.room_on(volume)
         if surplus <= 0:
             return []
-        ids = policy.borrowed_victims(min(surplus, EVICT_STEP_BYTES), self._files.accounts.is_kept)
+        ids = self.borrowed.victims(volume, min(surplus, EVICT_STEP_BYTES))
         self._files.forget(ids)
         return self._count_evicted(ids)
 

@@ -11,7 +11,7 @@ from functools import partial
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId
 from headrace.ring.view import SEGMENT_BYTES
 from headrace.store.block_map import map_bytes
-from headrace.store.borrowed_first import BorrowedFirst
+from headrace.store.borrowed_first import BORROWED, BorrowedFirst
 from headrace.store.file_lives import FileLives
 from headrace.store.groups import FileGroups, OneGroup
 from headrace.store.planned_choice import PlannedChoice
@@ -95,8 +95,8 @@ class Accounts:
         return self._planned.choose(self._pool_of(volume, group), ids, is_kept)
 
     def _pool_of(self, volume: int, group: int) -> int:
-        """Return the number by which the plans know the files of a group on a volume. They learn it at the first
-        use."""
+        """Return the number by which the plans know the files of a group on a volume; it is negative for BORROWED. They
+        learn it at the first use."""
         pool = volume + group * len(self._volumes)
         if pool not in self._pools:
             self._pools.add(pool)
@@ -162,8 +162,8 @@ class Accounts:
     def add(self, cached: CachedFile) -> None:
         """Add a file from its record and its volume."""
         volume = self._volumes[cached.volume]
-        if volume.tier != SPILL and not cached.borrowed:
-            self._pool_of(volume.number, self.groups.assign(cached.id))
+        if volume.tier != SPILL:
+            self._pool_of(volume.number, BORROWED if cached.borrowed else self.groups.assign(cached.id))
         if cached.complete:
             size_bytes = allocated_bytes(cached.size_bytes)
             self.policies[volume.number].insert(cached.id, size_bytes, borrowed=cached.borrowed)
@@ -191,8 +191,7 @@ class Accounts:
         size_bytes = self.policies[source.number].remove(id)
         source.used_bytes -= size_bytes
         target.used_bytes += size_bytes
-        if not cached.borrowed:
-            self._pool_of(target.number, self.groups.number_of(id))
+        self._pool_of(target.number, BORROWED if cached.borrowed else self.groups.number_of(id))
         policy = self.policies[target.number]
         policy.insert(id, size_bytes, borrowed=cached.borrowed)
         if used:
@@ -236,8 +235,11 @@ class Accounts:
             self.groups.forget(id)
         else:
             self.groups.assign(id)
+        if cached.borrowed:
+            self._pool_of(volume.number, BORROWED)
         self._charge(id, volume, size_bytes)
         policy.insert(id, size_bytes, borrowed=cached.borrowed)
+        self._planned.note_resident(id)
 
     def _place(self, partial: CachedFile, size_bytes: int) -> None:
         """Add a part of a large file to the policy of complete files."""

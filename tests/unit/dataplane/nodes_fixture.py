@@ -31,8 +31,10 @@ from headrace.namespace.owner_listing import OwnerListingClient
 from headrace.origin.circuit import Circuit
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.retry import RetryOrigin
+from headrace.plan.planned_files import PlannedFiles
 from headrace.ring.ownership import Ownership
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
+from headrace.store.space import SpaceRules
 from headrace.store.store import Store
 from headrace.store.volume import Volume
 from headrace.testing.virtual_loop import pass_time
@@ -83,7 +85,7 @@ class DirectPeers:
     def __init__(self, world: NodesFixture, me: str) -> None:
         self.world = world
         self.me = me
-        self.asked = self.waiting = 0
+        self.asked = self.waiting = self.bytes_read = 0
 
     def usable(self, node: NodeInfo) -> bool:
         return True
@@ -113,6 +115,7 @@ class DirectPeers:
                 self.waiting += 1
                 await file.wait(wanted.start, wanted.end)
             body = os.pread(file.fileno(), wanted.end - wanted.start, wanted.start)
+            self.bytes_read += len(body)
             return Arrived(body, file.extras())
         finally:
             file.close()
@@ -150,14 +153,14 @@ class Known:
 class OneNode:
     def __init__(self, world: NodesFixture, id: str, *, replicas: int) -> None:
         self.id = id
+        self.planned = PlannedFiles()
         self._world = world
         self.known: Known | None = None
         """Set where the node does not know everything yet."""
         ownership = Ownership(
             lambda path: self.copies.get(path, replicas), lambda key: world.holders.get(key, ())
         )
-        folder = world.folder / id
-        self.store = Store.open(str(folder / "index"), [Volume(0, str(folder), 256 * MIB)])
+        self.store = self._open_store(world.folder / id)
         self.disk = ThreadPoolExecutor(2)
         self.peers = DirectPeers(world, id)
         gate = Gate(Window(maximum=16), bytes_max=64 * MIB)
@@ -219,6 +222,11 @@ class OneNode:
         )
         self.reads.fetched.add(self.fresh.note)
 
+    def _open_store(self, folder: Path) -> Store:
+        rules = SpaceRules(planned=self.planned, borrowed_share=self._world.borrowed_share)
+        volume = Volume(0, str(folder), self._world.capacity_bytes)
+        return Store.open(str(folder / "index"), [volume], rules=rules)
+
     def _build_namespace(self, replicas: int) -> Namespace:
         names = OwnerListingClient(
             *(self.id, self.peers),  # type: ignore[arg-type]
@@ -262,8 +270,17 @@ class OneNode:
 
 
 class NodesFixture:
-    def __init__(self, folder: Path, *, nodes: str = "abcd", replicas: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        nodes: str = "abcd",
+        replicas: int = 1,
+        capacity_bytes: int = 256 * MIB,
+        borrowed_share: float = 1.0,
+    ) -> None:
         self.folder = folder
+        self.capacity_bytes, self.borrowed_share = capacity_bytes, borrowed_share
         self.origin = CountingOrigin()
         self.bodies: dict[str, bytes] = {}
         self.down: set[str] = set()

@@ -44,17 +44,18 @@ def test_many_files_have_numbers() -> None:
 class Cache:
     """One volume with files of 10 bytes, whose policy would evict the least ids first."""
 
-    def __init__(self, planned: PlannedFiles, ids: list[int]) -> None:
+    def __init__(self, planned: PlannedFiles, ids: list[int], volume: int = 0) -> None:
         self.planned = planned
+        self._volume = volume
         self.ids = ids
         self.pinned: set[int] = set()
-        planned.add_volume(0, self.size_of)
+        planned.add_volume(volume, self.size_of)
 
     def size_of(self, id: FileId) -> int:
         return 10 * (id in self.ids)
 
     def choose(self, *ids: int) -> list[int]:
-        chosen = self.planned.choose(0, [FileId(id) for id in ids], lambda id: id in self.pinned)
+        chosen = self.planned.choose(self._volume, [FileId(id) for id in ids], lambda id: id in self.pinned)
         return [int(id) for id in chosen]
 
 
@@ -102,6 +103,19 @@ def test_a_fetch_for_which_very_many_files_would_go_waits() -> None:
         pass
     assert cache.planned.may_admit(number, 10 * (VICTIMS_OF_A_FETCH - 1), deadline_s=0)
     assert not cache.planned.may_admit(number, 10 * (VICTIMS_OF_A_FETCH + 50), deadline_s=0)
+
+
+def test_what_goes_before_all_others_decides_alone_if_it_suffices() -> None:
+    """Volume 0 has a file that is needed sooner than that which is fetched; it stays."""
+    cache = planned_cache([1, 2, 3, 4, 5], [1])
+    borrowed = Cache(cache.planned, [4, 5], volume=-1)
+    while not cache.planned.catch_up():
+        pass
+    number = cache.planned.numbers.number_of(FileId(2))
+    assert cache.planned.may_admit(number, 20, deadline_s=0)
+    assert not cache.planned.may_admit(number, 30, deadline_s=0)
+    assert borrowed.choose(4) == [5]
+    assert not cache.planned.may_admit(cache.planned.numbers.number_of(FileId(5)), 10, deadline_s=0)
 
 
 def test_without_plans_nothing_changes() -> None:

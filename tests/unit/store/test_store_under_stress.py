@@ -512,7 +512,7 @@ def test_a_part_of_a_large_file_has_its_place_in_the_policy(
 
 def test_borrowed_files_have_a_share_and_go_first(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store(64 * MIB, policy="lru")
-    store.space._borrowed_share = 0.25
+    store.space.borrowed.share = 0.25
     owned = [fill(store, b"owned%d" % n, MIB) for n in range(20)]
     entries = [named(store, b"borrowed%d" % n, 1000) for n in range(5)] + [
         named(store, b"large%d" % n, 2 * MIB) for n in range(10)
