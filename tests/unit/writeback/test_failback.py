@@ -124,6 +124,33 @@ async def test_a_node_that_does_not_answer_is_skipped(tmp_path: Path) -> None:
         assert nodes.writer.kept() == [] and await nodes.writer.origin_bytes(PATH) == b"ours"
 
 
+async def test_a_conflict_waits_for_a_node_that_does_not_answer_yet(tmp_path: Path) -> None:
+    """A writer that was cut off, or paused, may reach the origin before it reaches the holder."""
+    async with persisted_elsewhere(tmp_path) as nodes, OwnedTasks() as tasks:
+        nodes.writer.write(PATH, b"ours, newer")
+        nodes.peers.away.add(HOLDER)
+        putting = tasks.start(nodes.writer.uploads.put(PATH))
+        await pass_time(failback.SILENT_LIMIT_S / 2)
+        assert not putting.done()
+        nodes.peers.away.clear()
+        assert await putting is not None
+        assert await nodes.writer.origin_bytes(PATH) == b"ours, newer"
+        assert nodes.writer.kept() == []
+
+
+@pytest.mark.expected_warnings("headrace.writeback.conflicts")
+async def test_conflicts_wait_once_for_a_node_that_never_answers(tmp_path: Path) -> None:
+    async with persisted_elsewhere(tmp_path) as nodes:
+        nodes.peers.away.add(HOLDER)
+        began_s = monotonic_s()
+        for content in (b"ours, newer", b"ours, newest of all"):
+            nodes.writer.memory.hold("d/f", b"theirs" + content)
+            nodes.writer.write(PATH, content)
+            assert await nodes.writer.uploads.put(PATH) is None
+        assert len(nodes.writer.kept()) == 2
+        assert failback.SILENT_LIMIT_S <= monotonic_s() - began_s < failback.SILENT_LIMIT_S * 1.5
+
+
 async def test_many_nodes_that_do_not_answer_are_waited_for_at_one_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

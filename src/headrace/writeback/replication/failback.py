@@ -22,6 +22,10 @@ OTHERS_MAX = 100_000
 """Most paths of which a second version is kept, of some hundred bytes each."""
 QUERY_LIMIT_S = 10.0
 """Time limit of one query, in seconds."""
+SILENT_LIMIT_S = 30.0
+"""Seconds for which a conflict waits for a member that does not answer."""
+RETRY_S = 1.0
+"""Pause before nodes that did not answer are queried again, in seconds."""
 
 
 class Failback:
@@ -36,15 +40,21 @@ class Failback:
         self._view = view
         self._asking = asyncio.Lock()
         self._asked_s = float("-inf")
+        self._silent_since_s: dict[str, float] = {}
+        """The nodes that did not answer the last query, and since when they answered none."""
         self._others: dict[bytes, JournalRecord] = {}
         """The row that was dropped where a report and this node's own upload name two versions of a path."""
 
     async def ask(self, refused: bytes = b"") -> None:
         """Query all other nodes at one time, and record the files that they persisted for this node. A node that does
         not answer is skipped; its uploads are later recognized by their bytes. refused: a path that has another version
-        at the origin than the journal says."""
+        at the origin than the journal says. If no node explains it, those that do not answer are queried again for
+        SILENT_LIMIT_S: this node, or the network, may only just be back."""
         before = self._journal.get(refused) if refused else None
         await self._ask_all()
+        while refused and self._journal.get(refused) == before and self._may_answer():
+            await asyncio.sleep(RETRY_S)
+            await self._ask_all()
         other = self._others.pop(refused, None)
         if other is not None and self._journal.get(refused) == before:
             self._journal.note(other)
@@ -56,8 +66,17 @@ class Failback:
                 return  # an earlier caller queried after this call began
             begun_s = monotonic_s()
             others = [node for node in self._view().nodes.values() if node.id != self._me]
+            members = {node.id for node in others}
+            self._silent_since_s = {
+                id: since_s for id, since_s in self._silent_since_s.items() if id in members
+            }
             await all_of(map(self._ask, others))
             self._asked_s = begun_s  # not before: a cancelled query is none for those who wait
+
+    def _may_answer(self) -> bool:
+        """Return whether a member did not answer the last query, and has not been silent for long."""
+        begun_s = monotonic_s() - SILENT_LIMIT_S
+        return any(since_s > begun_s for since_s in self._silent_since_s.values())
 
     async def _ask(self, node: NodeInfo) -> None:
         """Query one node until it has reported all files, as one report has a limit."""
@@ -65,7 +84,7 @@ class Failback:
         try:
             while files := await self._query(node, done=False):
                 if files == last:
-                    return  # it did not forget them
+                    break  # it did not forget them
                 last = files
                 for file in files:
                     self._note(
@@ -74,7 +93,9 @@ class Failback:
                 await asyncio.to_thread(self._journal.sync)  # durable first: the other node then forgets them
                 log.info("a replica persisted files of this node node=%s files=%d", node.id, len(files))
                 await self._query(node, done=True)
+            self._silent_since_s.pop(node.id, None)
         except (HeadraceError, OSError) as error:
+            self._silent_since_s.setdefault(node.id, monotonic_s())
             log.info("a replica did not report which files it persisted node=%s error=%s", node.id, error)
 
     async def _query(self, node: NodeInfo, *, done: bool) -> list[FailedOverFile]:
