@@ -54,10 +54,12 @@ def claim_volumes(folders: Sequence[str]) -> None:
 
 def check_volumes(folders: Sequence[str]) -> None:
     """Raise StoreError if a volume belongs to another cache than the first one, has another place in it, or is an empty
-    directory where a disk was mounted. A volume of an older version, or an empty one, belongs to none. Changes
-    nothing."""
+    directory where a disk was mounted. A volume of an older version, or an empty one, belongs to none. A cache with one
+    volume is not looked at. Changes nothing."""
+    if len(folders) == 1:
+        return
     first, *others = [_read(folder) for folder in folders]
-    if first is not None and others:
+    if first is not None:
         _check_place(folders[0], first, 0)
     for number, (folder, record) in enumerate(zip(folders[1:], others, strict=True), 1):
         if first is None and record is not None:
@@ -141,7 +143,8 @@ def _read(folder: str) -> VolumeRecord | None:
     except (FileNotFoundError, msgspec.DecodeError):
         return None
     except OSError as error:
-        raise StoreError(f"cache volume {folder}", why=error.strerror or str(error)) from error
+        hint = "give a directory of this user with --cache"
+        raise StoreError(f"cache volume {folder}", why=error.strerror or str(error), hint=hint) from error
 
 
 def _write(folder: str, record: VolumeRecord) -> bool:
