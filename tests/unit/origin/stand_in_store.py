@@ -40,9 +40,11 @@ def serving(store: Store) -> Iterator[Store]:
     with store:
         thread = threading.Thread(target=store.serve_forever, args=(0.01,), daemon=True)
         thread.start()
-        yield store
-        store.shutdown()
-        thread.join()
+        try:
+            yield store
+        finally:  # a thread that serves a closed socket would not end, and take a core
+            store.shutdown()
+            thread.join()
 
 
 def endpoint_of(store: StandInStore) -> str:
