@@ -234,13 +234,13 @@ def main() -> None:
         guard = Guard()  # ends the lab when this is killed
         base = stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-stalls-", dir=given.folder))
         guard.add_folder(Path(base), is_removed=True)
-        lab = stack.enter_context(Lab(f"{base}/lab.json"))
         settings = {"sync_interval_s": "3600"}
         plan = LabPlan(nodes=3, sample=False, folder=f"{base}/lab", settings=settings)
         store = None
         if given.origin_delay_s:
             store, late = stack.enter_context(slow_store(f"{base}/store", plan.folder, given.origin_delay_s))
             plan = replace(plan, origin=late.url, origin_options=late.options)
+        lab = stack.enter_context(Lab(f"{base}/lab.json"))
         lab.up(plan)
         bench = Bench(lab, store or lab.store(), Path(base) / "truth", given, random.Random(given.seed))
         for number in range(given.rounds):

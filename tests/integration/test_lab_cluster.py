@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import hashlib
+import itertools
 import os
 import random
 import signal
@@ -10,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -160,6 +163,30 @@ def test_the_gateway_keeps_its_address_as_nodes_are_added(tmp_path: Path) -> Non
     finally:
         net.remove()
     assert len(set(addresses)) == 1
+
+
+def test_networks_at_the_same_time_have_addresses_of_their_own(tmp_path: Path) -> None:
+    """The directories have the same first choice. 198.18.N.0/24 was the name of the directory, in 8 bits."""
+    wanted = zlib.crc32(str(tmp_path).encode()) % 256
+    same = (
+        f"{tmp_path}/{n}" for n in itertools.count() if zlib.crc32(f"{tmp_path}/{n}".encode()) % 256 == wanted
+    )
+    directories = list(itertools.islice(same, 4))
+    networks = [network.Namespaces(directory, 0) for directory in directories]
+    try:
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            list(pool.map(network.Namespaces.make, networks))
+        gateways = [net.gateway for net in networks]
+        assert len({net.address(number) for net in networks for number in range(1, 65)}) == 4 * 64
+        later = [network.Namespaces(directory, 0) for directory in directories]
+        assert [net.gateway for net in later] == gateways, "another process finds the same"
+        later[0].make()
+        assert later[0].gateway == gateways[0], "what exists is not made anew"
+    finally:
+        for net in networks:
+            net.remove()
+    with pytest.raises(HeadraceError, match="the network of the lab is gone"):
+        networks[0].address(1)
 
 
 def test_links_are_shaped_each_way(lab: Lab, tmp_path: Path, origin: Path) -> None:

@@ -63,9 +63,13 @@ def slow_store(
         endpoint = urlsplit(store.options["endpoint"])
         relay = Relay(("127.0.0.1", endpoint.port or 80), delay_s)
         try:
-            gateway = network.choose(lab_folder, 0)[0].gateway
-            late = {**store.options, "endpoint": f"http://{gateway}:{relay.port}"}
-            yield store, services.ObjectStore(store.url, late)
+            net = network.choose(lab_folder, 0)[0]
+            try:
+                net.make()
+                late = {**store.options, "endpoint": f"http://{net.gateway}:{relay.port}"}
+                yield store, services.ObjectStore(store.url, late)
+            finally:
+                net.remove()
         finally:
             relay.close()
     finally:

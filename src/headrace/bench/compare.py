@@ -150,8 +150,12 @@ class _Stage:
     def __init__(self, plan: ComparePlan, work: str, undo: contextlib.ExitStack, say: Say) -> None:
         self.lab: Lab | None = None
         self._work, self._slot_count = work, 0
-        net = network.choose(os.path.join(work, LAB), plan.rate_bits_s)[0]
-        address = net.gateway if plan.nodes else "127.0.0.1"
+        address, hosts = "127.0.0.1", BenchHosts()
+        if plan.nodes:
+            net = network.choose(os.path.join(work, LAB), plan.rate_bits_s)[0]
+            undo.callback(net.remove)
+            net.make()
+            address, hosts = net.gateway, BenchHosts(plan.nodes, 0, f"{net.address(1)}:{PORT}")
         url, options = plan.origin, dict(plan.options)
         if not url:
             url, options = undo.enter_context(_own_store(work, say))
@@ -181,7 +185,6 @@ class _Stage:
         self.bucket = Bucket(
             bucket, prefix.strip("/"), {**options, "endpoint": f"http://{address}:{port}"}, endpoint
         )
-        hosts = BenchHosts(plan.nodes, 0, f"{net.address(1)}:{PORT}") if plan.nodes else BenchHosts()
         self.plan = replace(plan, training=replace(plan.training, hosts=hosts))
 
     def up(self, undo: contextlib.ExitStack, say: Say) -> None:

@@ -23,8 +23,6 @@ HEAD_BYTES_MAX = 256 << 10
 """Most bytes of a message's head."""
 PIPE_BYTES = 1 << 20
 """Size of the pipe for splice, and most bytes of one call."""
-_IP_FREEBIND = 15
-"""Option of linux/in.h that permits an address which the machine does not have yet, such as a lab's."""
 _F_SETPIPE_SZ = 1031
 
 
@@ -75,7 +73,6 @@ class CountingProxy:
         self._rate, self._latency_s = RateLimit(bytes_s), latency_s
         self._counts, self._lock = StoreCounts(), threading.Lock()
         self._socket = socket.socket()
-        self._socket.setsockopt(socket.SOL_IP, _IP_FREEBIND, 1)
         self._socket.bind((host, 0))
         self._socket.listen(1024)
         self.port: int = self._socket.getsockname()[1]

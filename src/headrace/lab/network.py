@@ -8,10 +8,16 @@ shaped again.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
 import shutil
+import socket
+import struct
 import subprocess
 import zlib
+from collections.abc import Iterator
 from typing import Protocol
 
 from headrace.base.errors import HeadraceError, UsageError
@@ -20,20 +26,30 @@ PORT = 7412
 BURST_S = 0.002
 BURST_BYTES_MIN = 128 << 10
 DIRECTIONS = ("in", "out")
+_LOCK = "/run/headrace-lab.lock"
+_SIOCGIFADDR = 0x8915
+"""Request of linux/sockios.h for the address of a network device."""
 
 
 class Network(Protocol):
     """The network of a lab. Numbers of nodes begin at 1."""
 
     kind: str
-    gateway: str
-    """Address of services that are not nodes (etcd, an object store)."""
 
-    def make(self) -> None: ...
+    @property
+    def gateway(self) -> str:
+        """Return the address of services that are not nodes, such as etcd. Raise HeadraceError before `make`."""
+        ...
+
+    def make(self) -> None:
+        """Create what all nodes share. Do nothing if it exists: who needs the addresses first makes it earlier."""
+        ...
 
     def add(self, number: int) -> None: ...
 
-    def address(self, number: int) -> str: ...
+    def address(self, number: int) -> str:
+        """Return the address of a node. Raise HeadraceError before `make`."""
+        ...
 
     def inside(self, number: int) -> list[str]:
         """Return the words before a command that make it run in the node's network."""
@@ -87,27 +103,32 @@ class Namespaces:
 
     def __init__(self, directory: str, rate_bits_s: int) -> None:
         """Prepare the names. `rate_bits_s` is the rate of each link in each direction; 0 means unshaped."""
-        mark = zlib.crc32(directory.encode())
-        self._prefix = f"hr{mark & 0xFFFFFF:06x}"  # device names have 15 characters at most
-        self._third = mark % 256
+        self._mark = zlib.crc32(directory.encode())
+        self._prefix = f"hr{self._mark & 0xFFFFFF:06x}"  # device names have 15 characters at most
         self._rate_bits_s = rate_bits_s
-        self.gateway = f"198.18.{self._third}.1"
+
+    @property
+    def gateway(self) -> str:
+        gateway = _address_of(self._bridge)
+        if not gateway:
+            raise HeadraceError("the network of the lab is gone", hint="end the lab: headrace lab down")
+        return gateway
 
     def make(self) -> None:
-        """Create the bridge. Raise HeadraceError if the addresses are in use, or the kernel refuses."""
-        bridge = self._bridge
-        if f"198.18.{self._third}." in _run("ip", "-o", "addr", "show"):
-            raise HeadraceError(
-                f"198.18.{self._third}.0/24 is in use on this machine",
-                hint="end the other lab: headrace lab down",
-            )
+        """Create the bridge, with a free range of addresses. Raise HeadraceError if none is free, or the kernel
+        refuses."""
+        with _locked():
+            if not _address_of(self._bridge):
+                self._make(_free_range(self._mark))
+
+    def _make(self, third: int) -> None:
         # Without an address of its own it takes the lowest of its ports. It would change as nodes are added, and those
         # that know the earlier one would not reach it for half a minute.
-        address = f"02:00:c6:12:{self._third:02x}:01"
+        address = f"02:00:c6:12:{third:02x}:01"
         kind = ("type", "bridge", "forward_delay", "0", "stp_state", "0")
-        _run("ip", "link", "add", bridge, "address", address, *kind)
-        _run("ip", "addr", "add", f"{self.gateway}/24", "dev", bridge)
-        _run("ip", "link", "set", bridge, "up")
+        _run("ip", "link", "add", self._bridge, "address", address, *kind)
+        _run("ip", "addr", "add", f"198.18.{third}.1/24", "dev", self._bridge)
+        _run("ip", "link", "set", self._bridge, "up")
 
     def add(self, number: int) -> None:
         name, outside = self.namespace(number), self._outside(number)
@@ -121,7 +142,7 @@ class Namespaces:
         self.heal(number)
 
     def address(self, number: int) -> str:
-        return f"198.18.{self._third}.{10 + number}"
+        return f"{self.gateway.rpartition('.')[0]}.{10 + number}"
 
     def inside(self, number: int) -> list[str]:
         # not `ip netns exec`, which would hide the node's mounts from all other processes
@@ -204,6 +225,41 @@ def parse_rate(text: str) -> int:
     if rate <= 0:
         raise UsageError(f"rate {text!r}", why="not a valid rate", hint="use a rate like 1Gbit or 200Mbit")
     return rate
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    """Keep other labs from choosing addresses meanwhile. Blocks while another one does."""
+    fd = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _free_range(first: int) -> int:
+    """Return the third byte of a range of addresses that no device of this machine has. Raise HeadraceError."""
+    addresses = _run("ip", "-o", "addr", "show")
+    for third in (number % 256 for number in range(first, first + 256)):
+        if f" 198.18.{third}." not in addresses:
+            return third
+    raise HeadraceError(
+        "all addresses of 198.18.0.0/16 are in use on this machine", hint="end other labs: headrace lab down"
+    )
+
+
+def _address_of(device: str) -> str:
+    """Return the IPv4 address of a network device; empty if it has none, or does not exist."""
+    request = struct.pack("16s240x", device.encode())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
+        except OSError as error:
+            if error.errno not in (errno.ENODEV, errno.EADDRNOTAVAIL):
+                raise
+            return ""
+    return socket.inet_ntoa(answer[20:24])  # struct ifreq: the name, then a struct sockaddr_in
 
 
 def _run(*words: str) -> str:
