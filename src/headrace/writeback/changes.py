@@ -75,14 +75,14 @@ class ChangeTracker:
         return why
 
     def note_unexpected(self, path: bytes, error: Exception) -> HeadraceError:
-        """Back off a path whose step ended with an exception that is no error of Headrace or of the disk, and return it
-        as an error. The log has its trace once."""
+        """Back off a path whose step, or the look at it, ended with an exception that is no error of Headrace or of the
+        disk, and return it as an error. The log has its trace once."""
         why = HeadraceError(os.fsdecode(path), why=f"an internal error: {error!r}")
         entry = self.dirty.get(path)
         if entry is None or entry.error != str(why):
             log.error("a change can't be persisted path=%s", os.fsdecode(path), exc_info=error)
-        if entry is not None:
-            entry.failed(str(why))
+        if entry is not None and (entry.due_s <= monotonic_s() or entry.error != str(why)):
+            entry.failed(str(why))  # a scan that looks before its turn makes the pause no longer
         return why
 
     def _name_unread(self, path: bytes, why: HeadraceError) -> None:

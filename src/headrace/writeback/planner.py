@@ -97,14 +97,21 @@ class _Findings:
     """Hold what a walk of the layer found.
 
     dirty: dirty paths with their status. size_bytes: what all files take of the disk. unread: the errors of what could
-    not be read. missing: the paths of files that have a row and no entry.
+    not be read. unexpected: the defects that a look at dirty paths met. missing: the paths of files that have a row and
+    no entry.
     """
 
     dirty: list[tuple[bytes, os.stat_result | None]] = field(default_factory=list)
     clean: CleanFiles = field(default_factory=list)
     size_bytes: int = 0
     unread: dict[bytes, OSError] = field(default_factory=dict)
+    unexpected: dict[bytes, Exception] = field(default_factory=dict)
     missing: set[bytes] = field(default_factory=set)
+
+    def add_unexpected(self, path: bytes, status: os.stat_result | None, error: Exception) -> None:
+        """Add a path whose look met a defect. It counts as dirty: its turn tries it again."""
+        self.dirty.append((path, status))
+        self.unexpected[path] = error
 
 
 class LayerScan:
@@ -156,6 +163,9 @@ class LayerScan:
             except OSError as error:
                 findings.unread[path] = error
                 continue
+            except Exception as error:  # noqa: BLE001 - `_mark` logs it; one bad path must hold up no other
+                findings.add_unexpected(path, status, error)
+                continue
             if step is not None:
                 findings.dirty.append((path, status))
             elif row is not None and stat.S_ISREG(status.st_mode):
@@ -166,6 +176,8 @@ class LayerScan:
                     findings.dirty.append((row.path, None))
             except OSError as error:
                 findings.unread[row.path] = error
+            except Exception as error:  # noqa: BLE001 - the same
+                findings.add_unexpected(row.path, None, error)
         return findings
 
     def _has_persisted_file(self, row: JournalRecord | None) -> bool:
@@ -173,12 +185,15 @@ class LayerScan:
         return row is not None and row.is_file and not row.begun and not self._layer.is_exclusive(row.path)
 
     def _mark(self, findings: _Findings, since_s: float, *, delay_s: float) -> list[HeadraceError]:
-        """Mark what a walk found as dirty. Return the errors of what could not be read."""
+        """Mark what a walk found as dirty. Return the errors of what could not be read or decided."""
         for path, status in findings.dirty:
             size_bytes = 0 if status is None else status.st_size
             self._dirty.add(path, since_s, size_bytes, delay_s=delay_s)
             self._dirty.identify(path, _inode_of_file(status))
-        return [self._changes.note_unread(path, error) for path, error in findings.unread.items()]
+        return [
+            *(self._changes.note_unread(path, error) for path, error in findings.unread.items()),
+            *(self._changes.note_unexpected(path, error) for path, error in findings.unexpected.items()),
+        ]
 
     async def scan_below(self, top: bytes, *, delay_s: float = 0.0) -> None:
         """Mark everything dirty at and below a path, due after a delay."""
@@ -201,8 +216,8 @@ class LayerScan:
         return {row.path: row async for row in in_turns(self._journal.rows(path))}
 
     def is_dirty(self, path: bytes) -> bool:
-        """Return whether a path needs a step, or programs removed it from an exclusive directory. A path that can't be
-        read now is dirty."""
+        """Return whether a path needs a step, or programs removed it from an exclusive directory. A path is dirty if it
+        can't be read now, or if the look at it meets a defect."""
         entry = self._dirty.get(path)
         if entry is not None and entry.is_unread:
             return True
@@ -212,7 +227,7 @@ class LayerScan:
                 return self._planner.step(path, status) is not None
             row = self._journal.get(path)
             return row is not None and self._planner.is_vanished(row)
-        except OSError:
+        except Exception:  # noqa: BLE001 - the next scan or round logs it
             return True
 
     async def is_any_dirty(self, top: bytes) -> bool:
@@ -344,6 +359,11 @@ class LayerScan:
                     step = self._planner.step(path, status)
             except OSError as error:
                 unread[path] = error
+                continue
+            except Exception as error:  # noqa: BLE001 - it is logged; one bad path must hold up no other
+                self._dirty.add(path, now_s)
+                self._dirty.identify(path, _inode_of_file(status))
+                errors.append(self._changes.note_unexpected(path, error))
                 continue
             if step is not None:
                 self._describe(path, self._dirty.add(path, now_s), step, status)

@@ -22,7 +22,8 @@ from headrace.writeback.observers import WriteObserver
 from headrace.writeback.pending_removals import near
 from headrace.writeback.planner import StepPlanner
 from headrace.writeback.reconcile import SyncStep
-from headrace.writeback.writeback import WriteBack
+from headrace.writeback.sync_journal import JournalRecord
+from headrace.writeback.writeback import SCAN_INTERVAL_S, WriteBack
 from tests.faulty_origin import FaultyOrigin, PlannedFault
 from tests.unit.writeback.layer_fixture import LIMIT_S, LayerFixture, crash_at
 
@@ -214,6 +215,63 @@ async def test_a_defect_in_the_plan_of_one_path_holds_up_no_other(
             await assert_tree(layer, {b"/good": b"ours", b"/bad": None})
         await write.persist(b"/")
         await assert_tree(layer, {b"/bad": b"ours"})
+
+
+def spoil_looks(patch: pytest.MonkeyPatch) -> None:
+    """Let each look at an entry called `bad` meet a defect."""
+    original = StepPlanner.step_by_row
+
+    def step_by_row(
+        planner: StepPlanner, path: bytes, status: os.stat_result, row: JournalRecord | None
+    ) -> SyncStep | None:
+        if path.endswith(b"/bad"):
+            raise ValueError("a defect")
+        return original(planner, path, status, row)
+
+    patch.setattr(StepPlanner, "step_by_row", step_by_row)
+
+
+@pytest.mark.expected_warnings("a change can't be persisted")
+async def test_a_defect_at_one_path_ends_no_scan(
+    layer: LayerFixture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node did not start, and no file that an earlier run had left was persisted."""
+    paths = (b"/bad", b"/d/bad", b"/d/good", b"/z")
+    for path in paths:
+        layer.write(path, b"ours")
+    write = layer.write_back(delay_s=0.0)
+    with monkeypatch.context() as patch:
+        spoil_looks(patch)
+        async with layer.running(write):
+            await until(lambda: write.waiting(b"/")[0] == 2)
+            await assert_tree(layer, {b"/d/good": b"ours", b"/z": b"ours", b"/bad": None, b"/d/bad": None})
+            await pass_time(3 * SCAN_INTERVAL_S)
+            assert sorted(path for path, _ in write.failing(b"/")) == ["/bad", "/d/bad"]
+            with pytest.raises(HeadraceError, match="a defect"):
+                await write.persist(b"/d")
+            patch.undo()
+            await until(lambda: write.waiting(b"/") == (0, 0))
+            await assert_tree(layer, dict.fromkeys(paths, b"ours"))
+    lines = [record.message for record in caplog.records if "can't be persisted" in record.message]
+    assert len(lines) == len(set(lines)) == 2, "one for each path, however often it is looked at"
+
+
+@pytest.mark.expected_warnings("a change can't be persisted")
+async def test_a_defect_below_a_moved_directory_holds_up_nothing_else_in_it(
+    layer: LayerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session reports the directory alone."""
+    async with layer.running(layer.write_back(delay_s=0.0)) as write:
+        with monkeypatch.context() as patch:
+            for path in (b"/d/bad", b"/d/good"):
+                layer.write(path, b"ours")
+            spoil_looks(patch)
+            write.changed([b"/d"], 1)
+            await until(lambda: write.waiting(b"/")[0] == 1 and write.failing(b"/") != [])
+            assert [path for path, _ in write.failing(b"/")] == ["/d/bad"]
+            await assert_tree(layer, {b"/d/good": b"ours", b"/d/bad": None})
+        await until(lambda: write.waiting(b"/") == (0, 0))
+        await assert_tree(layer, {b"/d/bad": b"ours"})
 
 
 @pytest.mark.parametrize("fault", [PlannedFault.UNAVAILABLE, PlannedFault.HANG])
