@@ -103,11 +103,19 @@ def opened_below(directory: int, path: str) -> Iterator[int]:
         yield descriptor
 
 
-def detach(mountpoint: str) -> None:
-    """Unmount the last mount at a path, in which no name may be a link. Open files stay usable. Raises OSError."""
+@contextmanager
+def opened_mountpoint(mountpoint: str) -> Iterator[str]:
+    """Yield a path of an absolute path's last name for umount2(2), in which no name is a link: another user may have
+    exchanged a directory of the path since the mount. Raises OSError."""
     above, name = os.path.split(mountpoint)
     with opened_directory(above) as directory:
-        _unmount(f"/proc/self/fd/{directory}/{name}", _DETACH | _NOFOLLOW)
+        yield f"/proc/self/fd/{directory}/{name}"
+
+
+def detach(mountpoint: str) -> None:
+    """Unmount the last mount at a path, in which no name may be a link. Open files stay usable. Raises OSError."""
+    with opened_mountpoint(mountpoint) as path:
+        _unmount(path, _DETACH | _NOFOLLOW)
 
 
 def detach_opened(mounted: int) -> None:

@@ -13,7 +13,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Container
+from collections.abc import Container, Iterator
 
 from headrace.base.errors import UsageError
 
@@ -52,52 +52,29 @@ def only_root_moves(path: str) -> bool:
 def check_above(path: str, *, owners: Container[int] | None = None) -> None:
     """Refuse a path below a directory in which another user may exchange a part of the path. path: absolute. owners:
     users who may; by default those of `is_trusted`, and their groups with a warning. Raises UsageError or OSError."""
-    pending, directory, links = _names(os.path.dirname(path)), "/", 0
-    _check_directory("/", path, owners)
-    while pending:
-        name = pending.pop(0)
-        if name == "..":
-            directory = os.path.dirname(directory)
-            continue
-        child = os.path.join(directory, name)
-        status = os.lstat(child)
-        if not stat.S_ISLNK(status.st_mode):
-            directory = child
-            _check_directory(directory, path, owners)
-            continue
-        links += 1
-        if links > _LINKS_MAX:
-            raise refused_folder(path, "its path has too many symbolic links", "name the directory itself")
-        if not _may(status.st_uid, owners):
-            raise refused_folder(path, f"the link {child} belongs to user {status.st_uid}", _ELSEWHERE)
-        target = os.readlink(child)
-        directory = "/" if target.startswith("/") else directory
-        pending = _names(target) + pending
+    try:
+        for child, status in _walk(os.path.dirname(path)):
+            if not stat.S_ISLNK(status.st_mode):
+                _check_directory(child, status, path, owners)
+            elif not _may(status.st_uid, owners):
+                raise refused_folder(path, f"the link {child} belongs to user {status.st_uid}", _ELSEWHERE)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        why = "its path has too many symbolic links"
+        raise refused_folder(path, why, "name the directory itself") from error
 
 
 def trusted_realpath(path: str) -> str:
     """Return the path of an existing directory without links. Raises UsageError for a link that neither root nor this
     process's user made, or OSError."""
-    pending, directory, links = _names(os.path.abspath(path)), "/", 0
-    while pending:
-        name = pending.pop(0)
-        if name == "..":
-            directory = os.path.dirname(directory)
-            continue
-        child = os.path.join(directory, name)
-        status = os.lstat(child)
+    directory = "/"
+    for child, status in _walk(os.path.abspath(path)):
         if not stat.S_ISLNK(status.st_mode):
             directory = child
-            continue
-        links += 1
-        if links > _LINKS_MAX:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-        if not is_trusted(status.st_uid):
+        elif not is_trusted(status.st_uid):
             why = f"the link {child} belongs to user {status.st_uid}"
             raise refused_folder(path, why, "name the directory that it leads to")
-        target = os.readlink(child)
-        directory = "/" if target.startswith("/") else directory
-        pending = _names(target) + pending
     return directory
 
 
@@ -105,8 +82,30 @@ def refused_folder(path: str, why: str, hint: str) -> UsageError:
     return UsageError(f"directory {path}", why=why, hint=hint)
 
 
-def _check_directory(directory: str, path: str, owners: Container[int] | None) -> None:
-    status = os.lstat(directory)
+def _walk(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield each directory and each link on the way to a path, and each that the links lead through, with its status.
+    The last directory is where the path leads. path: absolute. Raises OSError: ELOOP for too many links."""
+    pending, directory, links = _names(path), "/", 0
+    yield directory, os.lstat(directory)
+    while pending:
+        name = pending.pop(0)
+        child = os.path.dirname(directory) if name == ".." else os.path.join(directory, name)
+        status = os.lstat(child)
+        yield child, status
+        if not stat.S_ISLNK(status.st_mode):
+            directory = child
+            continue
+        links += 1
+        if links > _LINKS_MAX:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        target = os.readlink(child)
+        directory = "/" if target.startswith("/") else directory
+        pending = _names(target) + pending
+
+
+def _check_directory(
+    directory: str, status: os.stat_result, path: str, owners: Container[int] | None
+) -> None:
     if not _may(status.st_uid, owners):
         raise refused_folder(
             path, f"{directory} belongs to user {status.st_uid}, who may exchange it", _ELSEWHERE

@@ -13,7 +13,7 @@ from headrace.cli.exit_codes import SOME_FAILED
 from headrace.cli.render import print_rows, warn
 
 if TYPE_CHECKING:
-    from headrace.identity.authority import Authority, Issued
+    from headrace.identity.authority import Authority
 
 Folder = Annotated[
     str | None,
@@ -47,14 +47,13 @@ def init(
 
     An existing authority is never replaced. Its key must stay on this host.
     """
-    from headrace.config.load import load
     from headrace.identity.authority import AUTHORITY_DAYS, Authority
 
     authority = Authority.make(
         _folder_of(folder),
         cluster,
         days=AUTHORITY_DAYS if days is None else days,
-        form=load().config.tls_identity,
+        form=_form(),
     )
     _print([authority.path], json=json)
 
@@ -156,17 +155,26 @@ def show(
     certificates: list[str] = []
     for path in paths or [_folder_of(folder)]:
         certificates += [path] if os.path.isfile(path) else certificates_below(path)
-    readable = certificates if len(certificates) == 1 else [*filter(_is_readable, certificates)]
-    _print(readable, json=json)
-    if len(readable) < len(certificates):
+    if len(certificates) == 1:
+        _print(certificates, json=json)
+        return
+    form = _form()
+    rows = [row for path in certificates if (row := _row_of_readable(path, form))]
+    print_rows(rows, as_json=json)
+    if len(rows) < len(certificates):
         raise typer.Exit(SOME_FAILED)
 
 
 def _authority(folder: str | None) -> Authority:
-    from headrace.config.load import load
     from headrace.identity.authority import Authority
 
-    return Authority(_folder_of(folder), form=load().config.tls_identity)
+    return Authority(_folder_of(folder), form=_form())
+
+
+def _form() -> str:
+    from headrace.config.load import load
+
+    return load().config.tls_identity
 
 
 def _folder_of(folder: str | None) -> str:
@@ -183,27 +191,24 @@ def _certificate(folder: str) -> str:
     return os.path.join(folder, CERTIFICATE)
 
 
-def _is_readable(path: str) -> bool:
-    """Return whether a file is a certificate; stderr names one that is not."""
-    from headrace.identity.authority import describe_certificate
+def _print(paths: list[str], *, json: bool) -> None:
+    form = _form()
+    print_rows([_row(path, form) for path in paths], as_json=json)
 
+
+def _row_of_readable(path: str, form: str) -> dict[str, Any] | None:
+    """Return the row of a certificate; None for a file that is none, which stderr names."""
     try:
-        describe_certificate(path)
+        return _row(path, form)
     except (PathNotFoundError, StoreError, UsageError) as error:
         warn(str(error))
-        return False
-    return True
+        return None
 
 
-def _print(paths: list[str], *, json: bool) -> None:
-    from headrace.config.load import load
+def _row(path: str, form: str) -> dict[str, Any]:
     from headrace.identity.authority import describe_certificate
 
-    form = load().config.tls_identity
-    print_rows([_row(describe_certificate(path, form=form)) for path in paths], as_json=json)
-
-
-def _row(issued: Issued) -> dict[str, Any]:
+    issued = describe_certificate(path, form=form)
     identity = issued.identity
     name = "authority" if issued.is_authority else str(identity) if identity else "no name of a member"
     return {

@@ -8,7 +8,7 @@ import fcntl
 import os
 
 from headrace.base.errors import MountError
-from headrace.base.mount_api import opened_directory
+from headrace.base.mount_api import opened_directory, opened_mountpoint
 from headrace.base.mount_table import mounted_at
 from headrace.fuse import abi
 
@@ -63,12 +63,9 @@ def unmount(mountpoint: str, *, detach: bool, abort: bool = False) -> int:
     in use, and never blocks on the file system. `abort` answers all waiting calls with an error: a killed session may
     wait for its own reply, and so keep the connection alive."""
     flags = (MNT_DETACH if detach else 0) | (MNT_FORCE if abort else 0) | UMOUNT_NOFOLLOW
-    above, name = os.path.split(mountpoint)
     try:
-        # Another user may have exchanged a directory of the path since the mount.
-        with opened_directory(above) as directory:
-            target = b"/proc/self/fd/%d/%s" % (directory, os.fsencode(name))
-            if _libc.umount2(target, flags) != 0:
+        with opened_mountpoint(mountpoint) as path:
+            if _libc.umount2(os.fsencode(path), flags) != 0:
                 return ctypes.get_errno()
     except OSError as error:
         return error.errno or errno.EIO

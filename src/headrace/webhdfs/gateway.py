@@ -185,5 +185,4 @@ def _for_client(request: Request, response: Response) -> Response:
     Content-Type, and fails with one: it then needs a class that its shaded jar does not have."""
     if responses.JSON in response.headers and request.header("user-agent").startswith("Java/"):
         response.headers.remove(responses.JSON)
-    response.bodiless = request.method == "HEAD"  # no operation supports it; its response must have no body
     return response
