@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import UsageError
-from headrace.base.private_folder import make_private
+from headrace.base.private_folder import make_parents, make_private
 from headrace.base.secret_file import create_secret
 from headrace.entry.broker.server import _make_public
+from headrace.identity.authority import Authority
+from headrace.seal.mountpoint import make_mountpoint
 from headrace.store.volume import Volume
 from tests.security.nobody import NOBODY
 
@@ -76,6 +78,75 @@ def test_root_creates_nothing_in_the_directory_of_another_user(
     with pytest.raises((UsageError, OSError)):
         make(str(path / "folder"))
     assert sorted(file.name for file in tmp_path.rglob("*")) == ["dangling", "link", "roots", "users"]
+
+
+@pytest.mark.parametrize("make", [make_private, _make_public, make_parents, make_mountpoint])
+def test_root_follows_no_link_that_another_user_makes_at_that_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[str], object]
+) -> None:
+    """In a sticky directory, as /tmp is, nobody exchanges what is there, but everybody may create what is missing."""
+    tmp_path.chmod(0o1777)
+    (tmp_path / "roots").mkdir()
+    mkdir = os.mkdir
+
+    def exchange(path: str, mode: int = 0o777) -> None:
+        if path == str(tmp_path / "new"):
+            os.symlink("roots", path)
+            os.lchown(path, NOBODY, NOBODY)
+        mkdir(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", exchange)
+    with pytest.raises(UsageError, match=f"belongs to user {NOBODY}"):
+        make(str(tmp_path / "new/a/b"))
+    assert list((tmp_path / "roots").iterdir()) == []
+
+
+def test_several_processes_of_one_user_create_the_same_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir = os.mkdir
+
+    def create_before(path: str, mode: int = 0o777) -> None:
+        mkdir(path, mode)
+        mkdir(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", create_before)
+    make_parents(str(tmp_path / "a/b/c"))
+    assert (tmp_path / "a/b").is_dir()
+
+
+@pytest.mark.parametrize("fault", ["owner", "above", "link", "name"])
+def test_an_authority_in_a_directory_that_another_user_can_change_issues_nothing(
+    tmp_path: Path, fault: str
+) -> None:
+    """The user could exchange the directory of a name: the key of a node was written where he reads it, and `renew`
+    signed the names that he put into an old certificate."""
+    authority = Authority.make(str(tmp_path / "above/a"), "lab")
+    authority.issue("n1")
+    folder, given = tmp_path / "above/a", tmp_path / "above/a"
+    if fault == "link":
+        given = tmp_path / "link"
+        given.symlink_to(folder)
+        os.lchown(given, NOBODY, NOBODY)
+    else:
+        theirs = {"owner": folder, "above": folder.parent, "name": folder / "n1"}[fault]
+        os.chown(theirs, NOBODY, NOBODY)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match=f"belongs to user {NOBODY}"):
+        Authority(str(given)).renew("n1")
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("place", ["users", "users/a/b", "link/a"])
+def test_no_authority_is_made_in_the_directory_of_another_user(tmp_path: Path, place: str) -> None:
+    for folder in ("users", "roots"):
+        (tmp_path / folder).mkdir()
+    os.chown(tmp_path / "users", NOBODY, NOBODY)
+    (tmp_path / "users/link").symlink_to(tmp_path / "roots")
+    given = place if place.startswith("users") else f"users/{place}"
+    with pytest.raises(UsageError, match=f"belongs to user {NOBODY}"):
+        Authority.make(str(tmp_path / given), "lab")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["link", "roots", "users"]
 
 
 def test_a_link_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import logging
 import os
 import stat
 
-from headrace.base.trusted_owner import check_above, only_root_moves, refused_folder
+from headrace.base.trusted_owner import check_above, check_directory, only_root_moves, refused_folder
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,22 @@ def make_parents(path: str, mode: int = 0o755) -> None:
     while not os.path.lexists(os.path.dirname(missing)):
         missing = os.path.dirname(missing)
     check_above(missing)
-    os.makedirs(above, mode=mode, exist_ok=True)
+    make_missing(above, mode)
+
+
+def make_missing(directory: str, mode: int = 0o755) -> None:
+    """Create a directory of this mode, and those above it. directory: absolute, and `check_above` accepts the first
+    missing part. If that is in a sticky directory, another user may create the name at this moment: that is refused.
+    Raises UsageError or OSError."""
+    missing, present = [], directory
+    while not os.path.lexists(present):
+        missing.append(present)
+        present = os.path.dirname(present)
+    for path in reversed(missing):
+        try:
+            os.mkdir(path, mode if path == directory else 0o755)
+        except FileExistsError:  # another process of this user may have been faster
+            check_directory(path)
 
 
 def make_private(directory: str) -> bool:

@@ -52,8 +52,18 @@ def only_root_moves(path: str) -> bool:
 def check_above(path: str, *, owners: Container[int] | None = None) -> None:
     """Refuse a path below a directory in which another user may exchange a part of the path. path: absolute. owners:
     users who may; by default those of `is_trusted`, and their groups with a warning. Raises UsageError or OSError."""
+    _check_parts(os.path.dirname(path), path, owners)
+
+
+def check_directory(path: str, *, owners: Container[int] | None = None) -> None:
+    """Refuse an existing directory that another user owns, or that `check_above` would refuse with what is in it. Links
+    that only `owners` can exchange are followed. Raises UsageError or OSError."""
+    _check_parts(path, path, owners)
+
+
+def _check_parts(checked: str, path: str, owners: Container[int] | None) -> None:
     try:
-        for child, status in _walk(os.path.dirname(path)):
+        for child, status in _walk(checked):
             if not stat.S_ISLNK(status.st_mode):
                 _check_directory(child, status, path, owners)
             elif not _may(status.st_uid, owners):

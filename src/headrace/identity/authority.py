@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from headrace.base.errors import PathExistsError, PathNotFoundError, StoreError, UsageError
 from headrace.base.missing_extras import needs_extra
+from headrace.base.private_folder import make_parents
 from headrace.base.secret_file import read_secret
 from headrace.base.sync_folder import sync_folder
+from headrace.base.trusted_owner import check_above, check_directory
 from headrace.identity.names import (
     DEFAULT_FORM,
     NODE,
@@ -72,6 +74,8 @@ class Authority:
     def __init__(self, directory: str, *, form: str = DEFAULT_FORM) -> None:
         self._directory = directory
         self._form = NameForm(form)
+        if os.path.isdir(directory):
+            _check_directory(directory)
         self._certificate = _read_certificate(os.path.join(directory, AUTHORITY))
         self._key = _read_key(os.path.join(directory, AUTHORITY_KEY))
         if self._key.public_key() != self._certificate.public_key():
@@ -435,9 +439,24 @@ def _check_days(days: float) -> None:
 
 def _make_directory(directory: str) -> None:
     try:
-        os.makedirs(directory, mode=0o700, exist_ok=True)
+        make_parents(directory)
+        check_above(os.path.abspath(directory))
+        try:
+            os.mkdir(directory, 0o700)
+        except FileExistsError:
+            if not os.path.isdir(directory):
+                raise
+    except OSError as error:
+        raise StoreError(f"directory {directory}", why=error.strerror or str(error)) from error
+    _check_directory(directory)
+
+
+def _check_directory(directory: str) -> None:
+    """Refuse a directory in which another user may put or exchange a file. Raises UsageError or StoreError."""
+    try:
         if os.stat(directory).st_mode & 0o022:
             raise UsageError(f"directory {directory}", why="other users may write there", hint="chmod 700")
+        check_directory(os.path.abspath(directory))
     except OSError as error:
         raise StoreError(f"directory {directory}", why=error.strerror or str(error)) from error
 

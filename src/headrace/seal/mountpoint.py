@@ -13,6 +13,7 @@ from contextlib import suppress
 from headrace.base.errors import MountError
 from headrace.base.mount_api import opened_directory
 from headrace.base.mount_table import MountTableRow, mount_table
+from headrace.base.private_folder import make_missing
 from headrace.base.trusted_owner import only_root_moves
 from headrace.seal.catalogue import Catalogue, Place
 from headrace.seal.mounted import is_from
@@ -36,7 +37,7 @@ def make_mountpoint(mountpoint: str) -> int:
     """Create a directory for a seal, and those above it. Return its inode; 0 if it exists already. Raises MountError as
     `check_mountpoint` does."""
     check_mountpoint(mountpoint)
-    os.makedirs(os.path.dirname(mountpoint), exist_ok=True)
+    make_missing(os.path.dirname(mountpoint))
     try:
         os.mkdir(mountpoint)
     except FileExistsError:

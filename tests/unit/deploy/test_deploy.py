@@ -220,19 +220,21 @@ def test_prolog_mounts(tmp_path: Path) -> None:
     done = script("prolog.sh", HEADRACE_DRY_RUN="1", HEADRACE_SETTINGS=str(settings))
     assert done.returncode == 0
     assert done.stdout.splitlines() == [
-        "would run: mkdir -p /mnt/imagenet",
+        "would run: mkdir -p -- /mnt/imagenet",
         "would run: timeout 120 headrace up s3://training-data/imagenet /mnt/imagenet --allow-other --detach",
     ]
 
 
 @pytest.mark.root
 @pytest.mark.parametrize(("name", "status"), [("prolog.sh", 1), ("epilog.sh", 0)])
-@pytest.mark.parametrize("fault", ["owner", "group", "others", "folder", "link"])
+@pytest.mark.parametrize("fault", ["owner", "group", "others", "folder", "link", "folder of a link", "above"])
 def test_settings_that_others_can_change_are_not_run(
     tmp_path: Path, name: str, status: int, fault: str
 ) -> None:
     """They are a program that root runs."""
-    settings, ran = tmp_path / "headrace.env", tmp_path / "ran"
+    folder, ran = tmp_path / "above/etc", tmp_path / "ran"
+    folder.mkdir(parents=True)
+    settings = folder / "headrace.env"
     settings.write_text(f"touch {ran}\nORIGIN=s3://x\nMOUNTPOINT=/mnt\n")
     given = {"HEADRACE_DRY_RUN": "1", "HEADRACE_SETTINGS": str(settings)}
     assert script(name, **given).returncode == 0
@@ -240,18 +242,77 @@ def test_settings_that_others_can_change_are_not_run(
     ran.unlink()
     if fault == "owner":
         os.chown(settings, 65534, 65534)
-    elif fault == "folder":
-        tmp_path.chmod(0o777)
+    elif fault in ("folder", "above"):
+        (folder if fault == "folder" else folder.parent).chmod(0o777)
+    elif fault == "folder of a link":
+        (folder / "theirs").mkdir()
+        os.chown(folder / "theirs", 65534, 65534)
+        settings.rename(folder / "theirs/roots.env")
+        settings.symlink_to("theirs/roots.env")
     elif fault == "link":
-        settings.rename(tmp_path / "theirs.env")
-        settings.symlink_to(tmp_path / "theirs.env")
-        os.chown(tmp_path / "theirs.env", 65534, 65534)
+        settings.rename(folder / "theirs.env")
+        settings.symlink_to(folder / "theirs.env")
+        os.chown(folder / "theirs.env", 65534, 65534)
     else:
         settings.chmod(0o620 if fault == "group" else 0o602)
     done = script(name, **given)
     assert done.returncode == status
     assert "is not root's alone to change" in done.stderr
     assert not ran.exists()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("mountpoint", "why"),
+    [
+        ("users/link/new", "users"),
+        ("users/new/mnt", "users"),
+        ("link/new", "link"),
+        ("roots/../users/new", "users"),
+        ("way/new", "users"),
+        ("sticky/new", "sticky"),
+        ("open/roots/new", "open"),
+    ],
+)
+def test_prolog_creates_no_mountpoint_where_others_lead_it(tmp_path: Path, mountpoint: str, why: str) -> None:
+    """`mkdir -p` followed a link of any user, so root created directories wherever that led."""
+    for name, mode in (("users", 0o755), ("roots", 0o755), ("sticky", 0o1777), ("open", 0o777)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(mode)
+    (tmp_path / "open/roots").mkdir()
+    os.chown(tmp_path / "users", 65534, 65534)
+    (tmp_path / "way").symlink_to("users/link")
+    for link in ("users/link", "link"):
+        (tmp_path / link).symlink_to(tmp_path / "roots")
+        os.lchown(tmp_path / link, 65534, 65534)
+    given = {"ORIGIN": "s3://x", "HEADRACE_PROGRAM": "true", "HEADRACE_SETTINGS": str(tmp_path / "none")}
+    before = sorted(tmp_path.rglob("*"))
+    done = script("prolog.sh", MOUNTPOINT=str(tmp_path / mountpoint), **given)
+    assert done.returncode == 1
+    assert f"{tmp_path / why} is not root's alone to change" in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("mountpoint", ["new", "a/b c/d", "link/new", "sticky/roots/new"])
+def test_prolog_creates_a_mountpoint_where_root_alone_does(tmp_path: Path, mountpoint: str) -> None:
+    for name in ("sticky", "sticky/roots", "disk"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "sticky").chmod(0o1777)
+    (tmp_path / "link").symlink_to("./sticky/../disk")
+    given = {"ORIGIN": "s3://x", "HEADRACE_PROGRAM": "true", "HEADRACE_SETTINGS": str(tmp_path / "none")}
+    done = script("prolog.sh", MOUNTPOINT=str(tmp_path / mountpoint), **given)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / mountpoint).is_dir()
+
+
+def test_both_scripts_check_paths_in_the_same_way() -> None:
+    """Each is copied to its place alone."""
+    prolog, epilog = (
+        re.findall(r"(?ms)^exchangeable\(\) \{.*?^\}", (DEPLOY / "slurm" / name).read_text())
+        for name in ("prolog.sh", "epilog.sh")
+    )
+    assert prolog == epilog and len(prolog) == 1
 
 
 @pytest.fixture(params=["dead", "hanging"])
