@@ -220,7 +220,7 @@ async def test_a_link_that_a_peer_made_shows_no_other_directory(tmp_path: Path, 
             locate=Root(b"/").at,
             folder_of=lambda writer: str(tmp_path / "copies" / writer),
         )
-        assert files.replica_entries("evil", b"/way") == []
+        assert await files.replica_entries("evil", b"/way") == []
         with pytest.raises(VersionChangedError):
             await files.open(FileRange(b"/way/file", 8, 0, "written-by/evil/1-1", 0, 8))
 

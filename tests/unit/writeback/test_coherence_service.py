@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from headrace.base.beneath import SafePath
 from headrace.base.deadline import Deadline
+from headrace.overlay.pending_version import PendingEntry
 from headrace.overlay.snapshot import EntryType, Snapshot
 from headrace.overlay.upper import Upper
 from headrace.ring.view import NodeInfo
 from headrace.wire.peer_messages import ListPending, PendingNamesPage, Replicate
-from headrace.writeback.coherence import service
+from headrace.writeback.coherence import service, subscriber
 from headrace.writeback.coherence.dirty_scope import DirtyScope
 from headrace.writeback.coherence.service import CoherenceService
+from headrace.writeback.coherence.subscriber import DirtyNamesSubscriber
+from headrace.writeback.replication import dirty_files
 from headrace.writeback.replication.dirty_files import DirtyFiles
 from headrace.writeback.replication.replica_host import ReplicaHost
 from tests.unit.writeback.publisher_fixture import Answering, PublisherFixture, elsewhere_of, view_of
@@ -75,3 +80,41 @@ async def test_a_state_that_no_replica_gave_begins_anew(tmp_path: Path) -> None:
         for state in ("", "run:5", "after:", "after:nonsense"):
             page = await replica.service.answer(ListPending("n0", b"/d", state))
             assert [entry.name for entry in page.names] == [b"a"] and page.whole and not page.more
+
+
+@pytest.mark.parametrize("asks", ["another node", "the replica itself"])
+async def test_names_of_a_replica_are_read_in_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str
+) -> None:
+    """Fifty thousand names took the loop for 2 s."""
+    monkeypatch.setattr(subscriber, "ENTRIES_PER_TURN", 3)
+    names = [b"%d" % number for number in range(8)]
+    files = [Snapshot(b"/d/" + name, EntryType.FILE, 7, 1, 1, 1, 0o644, content=b"x") for name in names]
+    threads_used: set[int] = set()
+    read = dirty_files.replica_entry
+
+    def noted(safe_path: SafePath, name: bytes) -> PendingEntry:
+        threads_used.add(threading.get_ident())
+        return read(safe_path, name)
+
+    monkeypatch.setattr(dirty_files, "replica_entry", noted)
+    here = PublisherFixture()
+    with ThreadPoolExecutor(1) as threads:
+        here.peers = replica = Replica(tmp_path, threads)
+        await replica.host.replicate(Replicate("n0", files, begin=True, end=True))
+        me = "n1" if asks == "the replica itself" else "n2"
+        entries = replica.service.files.replica_entries
+        elsewhere = DirtyNamesSubscriber(
+            me,
+            here.records,
+            cast(Any, here.peers),
+            view=lambda: view_of("n1", "n2"),
+            replica_entries=entries,
+        )
+        await elsewhere.start()
+        await here.records.put("copies/n0", b'["n1"]')
+        await here.records.put("written/n0", DirtyScope.of({b"/d"}, set()).encode())
+        assert sorted(await elsewhere.rows(b"/d")) == names
+        assert bool(replica.pages) == (me == "n2")
+        assert threads_used and threading.get_ident() not in threads_used
+        await elsewhere.stop()

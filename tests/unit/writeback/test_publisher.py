@@ -9,13 +9,14 @@ import pytest
 from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import PeerError
-from headrace.overlay.pending_version import EntryState
+from headrace.overlay.pending_version import EntryState, PendingEntry
 from headrace.ring.view import NodeInfo
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
 from headrace.wire.peer_messages import DirtyNamesChanged, ListPending, RecallLease
 from headrace.writeback.coherence import publisher, subscriber
 from headrace.writeback.coherence.dirty_scope import DirtyScope
+from headrace.writeback.planner import PATHS_PER_TURN
 from tests.unit.writeback.publisher_fixture import (
     Answering,
     Paging,
@@ -322,4 +323,61 @@ async def test_a_page_holds_the_loop_for_a_moment_only() -> None:
         pages.append(here.registry.answer(ListPending("n0", b"/d", pages[-1].state)))
     assert [len(page.names) for page in pages] == [1000, 1000, 500]
     assert len({entry.name for page in pages for entry in page.names}) == 2500
+    await here.registry.stop()
+
+
+async def test_a_check_of_many_names_lets_other_tasks_run() -> None:
+    """Two thousand names took the loop for up to 0.6 s, once a second."""
+    here = PublisherFixture()
+    here.registry.start()
+    here.write(*(b"/d/%d" % number for number in range(1500)))
+    here.names.clear()  # all of them are persisted
+    checked: list[int] = [0]
+    look = here.look
+
+    def counted(path: bytes) -> PendingEntry:
+        if not checked[-1]:
+            asyncio.get_running_loop().call_soon(checked.append, 0)
+        checked[-1] += 1
+        return look(path)
+
+    here.look = counted  # type: ignore[method-assign]
+    await until(lambda: not here.registry.has_noted(b"/d/1499"))
+    assert sum(checked) == 1500 and max(checked) <= PATHS_PER_TURN
+    await here.registry.stop()
+
+
+async def test_a_name_that_is_written_during_a_check_is_not_forgotten() -> None:
+    here = PublisherFixture()
+    here.registry.start()
+    here.write(*(b"/d/%d" % number for number in range(2 * PATHS_PER_TURN)))
+    here.names.clear()
+    last, look = b"/d/%d" % (2 * PATHS_PER_TURN - 1), here.look
+
+    def look_and_note(path: bytes) -> PendingEntry:
+        if path == b"/d/0":  # the session reports it before the check comes to it; it is as clean as before
+            here.registry.note([last])
+        return look(path)
+
+    here.look = look_and_note  # type: ignore[method-assign]
+    state = here.ask(b"/d")[1]
+    await until(lambda: not here.registry.has_noted(b"/d/1"))
+    await pass_time(publisher.CHECK_INTERVAL_S / 2)
+    assert here.registry.has_noted(last) and here.cover().covers(b"/d")
+    assert here.ask(b"/d", state)[0] == {last.removeprefix(b"/d/"): EntryState.ORIGIN}
+    await until(lambda: not here.cover())
+    await here.registry.stop()
+
+
+async def test_a_directory_stays_recorded_with_all_below_while_any_below_it_has_names() -> None:
+    here = PublisherFixture()
+    here.registry.start()
+    for top in (b"/a", b"/b"):
+        here.write(top, top + b"/c", means=EntryState.DIRECTORY)
+        here.write(top + b"/c/file")
+    for path in (b"/a", b"/a/c", b"/a/c/file", b"/b", b"/b/c"):
+        del here.names[path]
+    await here.registry.enter([b"/a/c/file", b"/b/c/file"])
+    await until(lambda: not here.registry.is_recorded(b"/a"))
+    assert here.registry.is_recorded_below(b"/b/c/any")
     await here.registry.stop()

@@ -7,6 +7,7 @@ common ancestor instead, which stands for everything below it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import quote, unquote_to_bytes
 
@@ -71,7 +72,7 @@ class DirtyScope:
 
     def covers_below(self, directory: bytes) -> bool:
         """Return whether the scope includes this directory and everything below it."""
-        return bool(self.below) and any(path in self.below for path in _with_ancestors(directory))
+        return bool(self.below) and any(path in self.below for path in _self_and_ancestors(directory))
 
     def _without_redundant(self) -> DirtyScope:
         """Drop the directories that another entry covers already."""
@@ -99,7 +100,18 @@ def _depth(path: bytes) -> int:
     return 0 if path == b"/" else path.count(b"/")
 
 
-def _with_ancestors(path: bytes) -> list[bytes]:
+def with_ancestors(directories: Iterable[bytes]) -> set[bytes]:
+    """Return directories with all that they lie in."""
+    paths: set[bytes] = set()
+    for directory in directories:
+        path = directory
+        while path not in paths:
+            paths.add(path)
+            path = split(path)[0]
+    return paths
+
+
+def _self_and_ancestors(path: bytes) -> list[bytes]:
     paths = [path]
     while path != b"/":
         path = split(path)[0]

@@ -28,7 +28,8 @@ from headrace.overlay.pending_version import PendingEntry
 from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.peer_messages import DirtyNamesChanged, ListPending, PendingNamesPage
-from headrace.writeback.coherence.dirty_scope import PREFIX, DirtyScope
+from headrace.writeback.coherence.dirty_scope import PREFIX, DirtyScope, with_ancestors
+from headrace.writeback.planner import in_turns
 
 log = logging.getLogger(__name__)
 
@@ -244,22 +245,21 @@ class DirtyNamesPublisher:
             try:
                 unread, self._unread = self._unread, set()
                 self.note(unread)
-                if self._forget_clean() or self._failing:
+                if await self._forget_clean() or self._failing:
                     self._write()
             except Exception:
                 log.exception("recorded directories were not checked, retrying")
 
-    def _forget_clean(self) -> bool:
-        """Forget names that are clean. Return whether a directory left the scope."""
+    async def _forget_clean(self) -> bool:
+        """Forget names that are clean. Return whether a directory left the scope. Other tasks run in between, and may
+        note names meanwhile."""
         now_s, left, gone = monotonic_s(), NAMES_PER_CHECK_MAX, False
-        for path, directory in list(self._directories.items()):
+        async for path, directory in in_turns(list(self._directories.items())):
             if now_s - directory.changed_s < CLEAN_LINGER_S:
                 continue
-            for name, serial in list(islice(directory.names.items(), max(0, left))):
-                left -= 1
-                if self._is_clean(join(path, name)):
-                    directory.floor = max(directory.floor, serial)
-                    del directory.names[name]
+            names = list(islice(directory.names.items(), left))
+            left -= len(names)
+            await self._forget_names(path, directory, names)
             if not directory.names and left > 0:
                 if directory.unmarked:
                     del self._directories[path]
@@ -267,13 +267,18 @@ class DirtyNamesPublisher:
                 else:
                     self._unmark(path)
                     directory.unmarked = True
-        if gone:
-            self._below = {top for top in self._below if self._is_needed(top)}
+        if gone and self._below:
+            self._below &= with_ancestors(self._directories)
         return gone
 
-    def _is_needed(self, top: bytes) -> bool:
-        prefix = top + b"/"
-        return any(directory == top or directory.startswith(prefix) for directory in self._directories)
+    async def _forget_names(
+        self, path: bytes, directory: DirtyDirectory, names: list[tuple[bytes, int]]
+    ) -> None:
+        """Forget those names of a directory that are clean, and were not noted again since they had these serials."""
+        async for name, serial in in_turns(names):
+            if directory.names.get(name) == serial and self._is_clean(join(path, name)):
+                directory.floor = max(directory.floor, serial)
+                del directory.names[name]
 
     # ------------------------------------------------------------ queries and notices
 

@@ -40,15 +40,15 @@ class CoherenceService:
     async def answer(self, request: ListPending) -> PendingNamesPage:
         """Return a page of the dirty names of a directory, of this node or of a writer whose replicas are here."""
         if request.writer != self.me:
-            return self._replica_page(request)
+            return await self._replica_page(request)
         if self.publisher is None:
             return PendingNamesPage([], "", whole=True)
         return self.publisher.answer(request)
 
-    def _replica_page(self, request: ListPending) -> PendingNamesPage:
+    async def _replica_page(self, request: ListPending) -> PendingNamesPage:
         """Return the first page of a replica's names, or the next one. The state of a page is its last name."""
         after = _after(request.since)
-        entries = self.files.replica_entries(
+        entries = await self.files.replica_entries(
             request.writer, request.path, after=after, most=NAMES_PER_PAGE_MAX + 1
         )
         page = entries[:NAMES_PER_PAGE_MAX]

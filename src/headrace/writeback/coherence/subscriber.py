@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -43,6 +43,12 @@ ENDED_S = 5.0
 """Seconds after the deletion of a writer's record by which all its directories have been refreshed."""
 RETRY_S = 1.0
 """Pause before a directory is refreshed again whose writer did not answer, in seconds."""
+ENTRIES_PER_TURN = 1000
+"""Entries of a replica that are merged before other tasks of the loop run. Each takes some 1 µs."""
+
+
+async def _no_entries(writer: str, directory: bytes) -> list[PendingEntry]:
+    return []
 
 
 @dataclass(slots=True)
@@ -71,7 +77,7 @@ class DirtyNamesSubscriber:
         peers: PeerClient,
         *,
         view: Callable[[], ClusterView],
-        replica_entries: Callable[[str, bytes], list[PendingEntry]] = lambda writer, path: [],
+        replica_entries: Callable[[str, bytes], Awaitable[list[PendingEntry]]] = _no_entries,
     ) -> None:
         self._me = me
         self._records = records
@@ -253,14 +259,23 @@ class DirtyNamesSubscriber:
                 )
         self._unanswered.pop(key, None)
         if self.holds(writer):
-            own = self._answers[key] = WriterRows(self._me)
-            _merge(own.rows, writer, self._replica_entries(writer, directory))
-            return own.rows
+            rows = await self._rows_of_replica(writer, directory)
+            answer.node, answer.state, answer.rows = self._me, "", rows
+            return rows
         if writer not in self._view().nodes and not self._replica_sets.get(writer):
             self._answers.pop(key, None)
             return {}
         self._unanswered[key] = failure
         return answer.rows
+
+    async def _rows_of_replica(self, writer: str, directory: bytes) -> Rows:
+        """Return the rows of a writer's directory as this node's own replica has them."""
+        rows: Rows = {}
+        entries = await self._replica_entries(writer, directory)
+        for start in range(0, len(entries), ENTRIES_PER_TURN):
+            _merge(rows, writer, entries[start : start + ENTRIES_PER_TURN])
+            await asyncio.sleep(0)
+        return rows
 
     async def _refresh_unanswered(self) -> None:
         """Refresh directories whose writers did not answer and can be asked again. A notice of a change that led to

@@ -119,18 +119,16 @@ class DirtyFiles:
         finally:
             piece.close()
 
-    def replica_entries(
+    async def replica_entries(
         self, writer: str, directory: bytes, *, after: bytes = b"", most: int | None = None
     ) -> list[PendingEntry]:
         """Return the names of a writer's directory as this node's replicas have them, in order. All count as dirty,
         because this node does not know what the writer has persisted since. after, most: return the next ones of a
         large directory."""
-        safe_path = self._copy_at(writer, directory)
-        try:
-            names = sorted(name for name in safe_path.names() if name > after)[:most]
-            return [_replica_entry_now(safe_path / name, name) for name in names]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        entries: list[PendingEntry] = await asyncio.get_running_loop().run_in_executor(
+            self._threads, _replica_entries, self._copy_at(writer, directory), after, most
+        )
+        return entries
 
     def _copy_at(self, writer: str, path: bytes) -> SafePath:
         return Root(os.fsencode(self._folder_of(writer)) + b"/tree").at(path)
@@ -170,6 +168,15 @@ def own_entry(safe_path: SafePath, name: bytes) -> PendingEntry:
         if stat.S_ISREG(status.st_mode)
         else PendingEntry(name, EntryState.ORIGIN)
     )
+
+
+def _replica_entries(directory: SafePath, after: bytes, most: int | None) -> list[PendingEntry]:
+    """Return the entries of a directory of replicas, in order. Runs in a thread: each name takes some 35 µs."""
+    try:
+        names = sorted(name for name in directory.names() if name > after)[:most]
+        return [_replica_entry_now(directory / name, name) for name in names]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _replica_entry_now(safe_path: SafePath, name: bytes) -> PendingEntry:
