@@ -58,14 +58,17 @@ NO_WARNINGS = (
     "model",
     "security",
     "integration/checkpoint",
+    "integration/diagnose",
     "integration/door",
     "integration/origin",
+    "integration/release",
 )
 """The directories in which an unexpected warning of the test's own process fails it."""
 
 NO_WARNINGS_OF_SERVICES = (
     "integration/bench",
     "integration/cli",
+    "integration/diagnose",
     "integration/door",
     "integration/exclusive",
     "integration/fuse",
@@ -74,6 +77,7 @@ NO_WARNINGS_OF_SERVICES = (
     "integration/persist",
     "integration/plan",
     "integration/policy",
+    "integration/release",
     "integration/seal",
 )
 """The directories in which an unexpected warning in the log of a host's node, session or command fails a test, too."""
