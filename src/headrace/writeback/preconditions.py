@@ -22,6 +22,9 @@ from headrace.overlay.upper import Upper
 from headrace.writeback.reconcile import PathState, upload_condition, version_to_remove
 from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 
+QUERIES_MAX = 2
+"""Most times that one upload or removal queries the replicas about a conflict. The first answer may be an older version
+than the origin's."""
 HEAD_LIMIT_S = 10.0
 """Time limit of the request about a pending version that no node knows, in seconds."""
 

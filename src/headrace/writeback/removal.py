@@ -39,7 +39,7 @@ from headrace.overlay.mark_names import MARKS
 from headrace.overlay.marks import base_version, is_removed, is_whiteout
 from headrace.overlay.upper import Hidden
 from headrace.writeback.conflicts import ConflictCopies
-from headrace.writeback.preconditions import Preconditions
+from headrace.writeback.preconditions import QUERIES_MAX, Preconditions
 from headrace.writeback.reconcile import (
     AskFirst,
     GiveWay,
@@ -88,12 +88,12 @@ class RemovalPropagator:
 
     # ------------------------------------------------------------ removals
 
-    async def remove(self, path: bytes, marker: SafePath, *, asked: bool = False) -> bool:
+    async def remove(self, path: bytes, marker: SafePath, *, queries_left: int = QUERIES_MAX) -> bool:
         """Remove at the origin what the entry at `marker` hides. The entry is a whiteout, a directory in a file's
         place, or a file of a pending removal.
 
-        Return True if the directory must be listed again, after which the whiteout can be dropped. asked: the replicas
-        were queried about this conflict already.
+        Return True if the directory must be listed again, after which the whiteout can be dropped. queries_left: how
+        often the replicas may be queried about a conflict.
         """
         mount, key = self._preconditions.locate(path)
         state, deadline = await self._ask_first(path, marker, mount.origin, key)
@@ -119,8 +119,8 @@ class RemovalPropagator:
         except PathNotFoundError:
             pass
         except ConflictError as error:
-            if not asked and await self._preconditions.query_failover(path):
-                return await self.remove(path, marker, asked=True)
+            if queries_left and await self._preconditions.query_failover(path):
+                return await self.remove(path, marker, queries_left=queries_left - 1)
             log.warning(
                 "another writer changed a file at the origin, it is not removed path=%s", os.fsdecode(path)
             )

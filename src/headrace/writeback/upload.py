@@ -46,7 +46,7 @@ from headrace.overlay.syscalls import begin_write_back, may_be_written, seen_at_
 from headrace.overlay.upper import Upper
 from headrace.writeback.action import attributes_of, size_of
 from headrace.writeback.conflicts import ConflictCopies
-from headrace.writeback.preconditions import Preconditions
+from headrace.writeback.preconditions import QUERIES_MAX, Preconditions
 from headrace.writeback.reconcile import AskFirst, PathState, SyncStep, reconcile
 from headrace.writeback.sync_journal import ABSENT, JournalRecord
 from headrace.writeback.writable_layer import WritableLayer
@@ -175,10 +175,10 @@ class Uploader:
         )
 
     async def _put_opened(
-        self, opened: _Opened, origin: Origin, key: str, *, asked: bool = False
+        self, opened: _Opened, origin: Origin, key: str, *, queries_left: int = QUERIES_MAX
     ) -> _Uploaded | None:
         """Upload an open file under its condition. Return None if it was renamed instead, because the origin refused
-        it. asked: the replicas were queried about this conflict already."""
+        it. queries_left: how often the replicas may be queried about a conflict."""
         path, source, status = opened.path, opened.source, opened.status
         deadline = Deadline.after(self._limit_s(status.st_size), patience_s=PATIENCE_S)
         before = self._journal.get(path)
@@ -200,8 +200,8 @@ class Uploader:
             return None
         except (ConflictError, IsADirectoryPathError, NotADirectoryPathError) as error:
             same = await self._same_at_origin(origin, key, source, deadline)
-            if same is None and not asked and await self._preconditions.query_failover(path):
-                return await self._put_opened(opened, origin, key, asked=True)
+            if same is None and queries_left and await self._preconditions.query_failover(path):
+                return await self._put_opened(opened, origin, key, queries_left=queries_left - 1)
             if same is None:
                 self._conflicts.check_blocked(path, error)
                 self._conflicts.keep(path, status, str(error))

@@ -151,6 +151,72 @@ async def test_conflicts_wait_once_for_a_node_that_never_answers(tmp_path: Path)
         assert failback.SILENT_LIMIT_S <= monotonic_s() - began_s < failback.SILENT_LIMIT_S * 1.5
 
 
+@pytest.mark.parametrize("origin_has", ["the second version", "a version of the silent member"])
+async def test_a_second_version_is_tried_before_a_silent_member_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin_has: str
+) -> None:
+    """The put waited for 30 s, although the node knew the answer from an earlier report. If the origin has neither
+    version, the silent member is waited for."""
+    async with persisted_elsewhere(tmp_path) as nodes, OwnedTasks() as tasks:
+        writer = nodes.writer
+        (file,) = (await nodes.failover.report(WRITER, done=False)).files
+        writer.journal.note(JournalRecord(PATH, file.inode, file.ctime_ns + 10, 6, Version(6, 1, '"older"')))
+        await nodes.failback.ask()
+        nodes.view = view_of(WRITER, HOLDER, "silent")
+        nodes.peers.away.add("silent")
+        if origin_has != "the second version":
+            version = writer.memory.hold("d/f", b"from silent")
+            query = nodes.peers.query_failover
+            left = [[FailedOverFile(PATH, file.inode, file.ctime_ns + 20, 11, version)]]
+
+            async def with_silent(
+                node: NodeInfo, of: str, *, done: bool, deadline: Deadline
+            ) -> list[FailedOverFile]:
+                if node.id != "silent" or "silent" in nodes.peers.away:
+                    return await query(node, of, done=done, deadline=deadline)
+                if done:
+                    left.clear()
+                return left[0] if left else []
+
+            monkeypatch.setattr(nodes.peers, "query_failover", with_silent)
+        writer.write(PATH, b"ours, newest")
+        began_s = monotonic_s()
+        putting = tasks.start(writer.uploads.put(PATH))
+        if origin_has != "the second version":
+            await pass_time(failback.SILENT_LIMIT_S / 2)
+            assert not putting.done()
+            nodes.peers.away.clear()
+        assert await putting is not None
+        if origin_has == "the second version":
+            assert monotonic_s() - began_s < failback.RETRY_S
+        assert await writer.origin_bytes(PATH) == b"ours, newest"
+        assert writer.kept() == [] and writer.names(b"/d") == [b"f"]
+
+
+async def test_a_node_that_reports_files_without_end_is_left_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that starts, or was cut off, waits for the reports before it persists anything."""
+    async with persisted_elsewhere(tmp_path) as nodes:
+        (file,) = (await nodes.failover.report(WRITER, done=False)).files
+        reports: list[bytes] = []
+
+        async def endless(
+            node: NodeInfo, writer: str, *, done: bool, deadline: Deadline
+        ) -> list[FailedOverFile]:
+            await pass_time(failback.QUERY_LIMIT_S / 2)
+            if done:
+                return []
+            reports.append(b"/d/%d" % len(reports))
+            return [FailedOverFile(reports[-1], file.inode, file.ctime_ns, file.size_bytes, file.version)]
+
+        monkeypatch.setattr(nodes.peers, "query_failover", endless)
+        began_s = monotonic_s()
+        await nodes.failback.ask()
+        assert monotonic_s() - began_s < failback.REPORTS_LIMIT_S + 2 * failback.QUERY_LIMIT_S
+        assert all(nodes.writer.journal.get(path) is not None for path in reports)
+
+
 async def test_many_nodes_that_do_not_answer_are_waited_for_at_one_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from headrace.base.tasks import all_of
 from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.peer_messages import FailedOverFile
+from headrace.writeback.planner import in_turns
 from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 
 log = logging.getLogger(__name__)
@@ -22,6 +23,8 @@ OTHERS_MAX = 100_000
 """Most paths of which a second version is kept, of some hundred bytes each."""
 QUERY_LIMIT_S = 10.0
 """Time limit of one query, in seconds."""
+REPORTS_LIMIT_S = 120.0
+"""Seconds after which no further report of a node is requested. The next query continues there."""
 SILENT_LIMIT_S = 30.0
 """Seconds for which a conflict waits for a member that does not answer."""
 RETRY_S = 1.0
@@ -49,15 +52,20 @@ class Failback:
         """Query all other nodes at one time, and record the files that they persisted for this node. A node that does
         not answer is skipped; its uploads are later recognized by their bytes. refused: a path that has another version
         at the origin than the journal says. If no node explains it, those that do not answer are queried again for
-        SILENT_LIMIT_S: this node, or the network, may only just be back."""
+        SILENT_LIMIT_S: this node, or the network, may only just be back. A second version of the path from an earlier
+        report is recorded at once: if the origin does not have that one either, the caller asks again."""
         before = self._journal.get(refused) if refused else None
         await self._ask_all()
-        while refused and self._journal.get(refused) == before and self._may_answer():
+        while refused and not self._is_explained(refused, before) and self._may_answer():
             await asyncio.sleep(RETRY_S)
             await self._ask_all()
         other = self._others.pop(refused, None)
         if other is not None and self._journal.get(refused) == before:
             self._journal.note(other)
+
+    def _is_explained(self, refused: bytes, before: JournalRecord | None) -> bool:
+        """Return whether a report changed a path's row, or there is a second version of it."""
+        return refused in self._others or self._journal.get(refused) != before
 
     async def _ask_all(self) -> None:
         wanted_s = monotonic_s()
@@ -81,18 +89,20 @@ class Failback:
     async def _ask(self, node: NodeInfo) -> None:
         """Query one node until it has reported all files, as one report has a limit."""
         last: list[FailedOverFile] = []
+        limit = Deadline.after(REPORTS_LIMIT_S)
         try:
             while files := await self._query(node, done=False):
                 if files == last:
                     break  # it did not forget them
                 last = files
-                for file in files:
+                async for file in in_turns(files):
                     self._note(
                         JournalRecord(file.path, file.inode, file.ctime_ns, file.size_bytes, file.version)
                     )
                 await asyncio.to_thread(self._journal.sync)  # durable first: the other node then forgets them
                 log.info("a replica persisted files of this node node=%s files=%d", node.id, len(files))
                 await self._query(node, done=True)
+                limit.check(f"all reports of node {node.id}")
             self._silent_since_s.pop(node.id, None)
         except (HeadraceError, OSError) as error:
             self._silent_since_s.setdefault(node.id, monotonic_s())
