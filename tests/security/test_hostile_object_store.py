@@ -1,16 +1,21 @@
-"""A server in the place of an object store lies in its listings (docs/security/threat-model.md, O)."""
+"""A server in the place of an object store lies in its listings, and about the length of its answers
+(docs/security/threat-model.md, O)."""
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+from collections.abc import Callable
 from typing import ClassVar
 
 import pytest
 
-from headrace.base.errors import HeadraceError, NotSupportedError, OriginError
+from headrace.base.errors import HeadraceError, NotSupportedError, OriginError, OriginUnavailableError
 from headrace.base.model import Version
+from headrace.origin.object_store import ObjectStoreOrigin
 from headrace.wire.peer_messages import INT64_MAX
 from tests.conformance.origin.origin_suite import CollectedListing, listing_of, opened, soon
-from tests.unit.origin.stand_in_store import StandInHandler, StandInStore, attach_s3, serving
+from tests.unit.origin.stand_in_store import StandInHandler, StandInStore, attach_gcs, attach_s3, serving
 
 pytestmark = pytest.mark.real_time  # obstore waits for the server in threads of its own
 
@@ -23,6 +28,8 @@ class _Listing(StandInHandler):
     """Answers a listing with `rows`, and has no object."""
 
     rows: ClassVar[list[Row]] = []
+    declared: ClassVar[str] = ""
+    ending: ClassVar[str] = ""
 
     def do_HEAD(self) -> None:
         self._answer(404, b"")
@@ -34,7 +41,10 @@ class _Listing(StandInHandler):
             f"<ETag>{tag}</ETag><Size>{size}</Size></Contents>"
             for key, size, tag in self.rows
         )
-        text = f"<ListBucketResult><Name>b</Name><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>"
+        text = (
+            f"{self.declared}<ListBucketResult><Name>b</Name><IsTruncated>false</IsTruncated>{rows}{self.ending}"
+            "</ListBucketResult>"
+        )
         self._answer(200 if is_listing else 404, text.encode() if is_listing else b"")
 
     def _answer(self, status: int, body: bytes) -> None:
@@ -93,3 +103,91 @@ async def test_an_entity_tag_adds_no_header_to_a_request(token: str) -> None:
         async with opened(attach_s3(store)) as origin:
             with pytest.raises(HeadraceError):
                 await origin.read_range("a", 0, 3, version=Version(3, 0, token), deadline=soon())
+
+
+PIECE = bytes(1 << 20)
+SENT_MAX = 256
+"""Pieces that the server would send. Buffers of sockets and of the client take a few."""
+READ = Version(8, 10**9, '"v"')
+DATED = {"ETag": READ.token, "Last-Modified": "Thu, 01 Jan 1970 00:00:01 GMT", "Content-Range": "bytes 0-7/8"}
+
+
+class _Long(StandInHandler):
+    """Answers a range of 8 bytes with `claimed` bytes, or with `packed` ones."""
+
+    pieces_sent: ClassVar[int] = 0
+    claimed: ClassVar[int] = 1 << 40
+    packed: ClassVar[bytes] = b""
+
+    def do_GET(self) -> None:
+        self.send_response(206)
+        encoding = {"Content-Encoding": "gzip"} if self.packed else {}
+        length = {"Content-Length": str(len(self.packed) or self.claimed)}
+        for name, value in {**DATED, **encoding, **length}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.packed:
+            self.wfile.write(self.packed)
+            return
+        type(self).pieces_sent = 0
+        with contextlib.suppress(OSError):
+            for _ in range(SENT_MAX):
+                self.wfile.write(PIECE[: self.claimed])
+                type(self).pieces_sent += 1
+                if self.claimed <= len(PIECE):
+                    return
+        self.close_connection = True
+
+
+@pytest.mark.parametrize("attach", [attach_s3, attach_gcs])
+async def test_a_body_without_an_end_takes_no_memory(
+    monkeypatch: pytest.MonkeyPatch, attach: Callable[[StandInStore], ObjectStoreOrigin]
+) -> None:
+    """The range had 8 bytes, and the node kept all that came until the deadline: a GiB a second."""
+    with serving(StandInStore(_Long)) as store:
+        async with opened(attach(store)) as origin:
+            with pytest.raises(OriginUnavailableError):
+                await origin.read_range("a", 0, 8, version=READ, deadline=soon())
+            assert _Long.pieces_sent < SENT_MAX // 2
+            monkeypatch.setattr(_Long, "claimed", 8)
+            for _ in range(3):
+                arrived = await origin.read_range("a", 0, 8, version=READ, deadline=soon())
+                assert bytes(arrived.body) == PIECE[:8]
+
+
+@pytest.mark.parametrize("attach", [attach_s3, attach_gcs])
+async def test_no_body_is_decompressed(
+    monkeypatch: pytest.MonkeyPatch, attach: Callable[[StandInStore], ObjectStoreOrigin]
+) -> None:
+    """Bytes are those that the store has, and a small answer takes little memory."""
+    packed = gzip.compress(bytes(1 << 20))
+    monkeypatch.setattr(_Long, "packed", packed)
+    with serving(StandInStore(_Long)) as store:
+        async with opened(attach(store)) as origin:
+            with pytest.raises(OriginUnavailableError, match=f"received {len(packed)} of 8 bytes"):
+                await origin.read_range("a", 0, 8, version=READ, deadline=soon())
+
+
+ENTITIES = "".join(f'<!ENTITY {chr(98 + n)} "{f"&{chr(97 + n)};" * 10}">' for n in range(9))
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        f'<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa">{ENTITIES}]>',
+        '<!DOCTYPE x [<!ENTITY j SYSTEM "file:///etc/passwd">]>',
+    ],
+)
+async def test_no_entity_of_a_listing_is_expanded(monkeypatch: pytest.MonkeyPatch, declared: str) -> None:
+    monkeypatch.setattr(_Listing, "declared", declared)
+    with pytest.raises(OriginError):
+        await listed(monkeypatch, ("k&j;", 3, "t"))
+
+
+@pytest.mark.parametrize("name", ["other", "Contents", "ListBucketResult", "CommonPrefixes"])
+async def test_a_listing_of_nested_elements_ends_no_process(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(_Listing, "ending", f"<{name}>" * 500_000 + f"</{name}>" * 500_000)
+    with contextlib.suppress(OriginError):
+        await listed(monkeypatch)

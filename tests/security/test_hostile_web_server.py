@@ -12,7 +12,7 @@ from typing import ClassVar
 import pytest
 
 from headrace.base.deadline import Deadline
-from headrace.base.errors import HeadraceError, OriginUnavailableError
+from headrace.base.errors import HeadraceError, NotSupportedError, OriginUnavailableError
 from headrace.base.model import Version
 from headrace.origin import cloud, web
 from headrace.origin.options import parse_options
@@ -94,6 +94,29 @@ async def test_a_body_that_is_longer_than_its_range_is_refused(
         async with opened(attach(store)) as origin:
             with pytest.raises(OriginUnavailableError):
                 await read(origin)
+
+
+async def test_an_index_that_is_longer_than_it_says_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Content-Length said 100 bytes, and the node kept all chunks that came until the deadline."""
+    sent = [0]
+
+    def answer(handler: _Hostile) -> None:
+        handler._head(
+            200, {"Content-Type": "text/html", "Content-Length": "100", "Transfer-Encoding": "chunked"}
+        )
+        with contextlib.suppress(OSError):
+            for _ in range(SENT_MAX):
+                handler.wfile.write(b"%x\r\n%s\r\n" % (len(PIECE), PIECE))
+                sent[0] += 1
+        handler.close_connection = True
+
+    monkeypatch.setattr(_Hostile, "do_GET", answer)
+    monkeypatch.setattr(web, "INDEX_BYTES_MAX", 1 << 20)
+    with serving(StandInStore(_Hostile)) as store:
+        async with opened(attach(store)) as origin:
+            with pytest.raises(NotSupportedError):
+                await listing_of(origin, "")
+    assert sent[0] < SENT_MAX // 2
 
 
 async def test_an_empty_range_needs_no_body() -> None:

@@ -86,6 +86,17 @@ def index_names(page: str, path: str) -> list[str]:
     return list(names)
 
 
+async def _limited_body(result: GetResult) -> bytes | None:
+    """Return the body of an index page; None if it is longer than INDEX_BYTES_MAX. With chunks, it may be longer than
+    the answer says. Raise obstore's errors."""
+    page = bytearray()
+    async for piece in result.stream():
+        page += memoryview(piece)
+        if len(page) > INDEX_BYTES_MAX:
+            return None
+    return bytes(page)
+
+
 class _LeftOutFiles:
     """Logs the files that one listing leaves out: the first ones by name, and then their number. An index may link to
     a million."""
@@ -171,7 +182,7 @@ class WebOrigin(ReadOnlyCalls, ObjectStoreOrigin):
 
     async def _body(self, result: GetResult, size_bytes: int) -> memoryview:
         """Return the body, or a part of it that is longer than `size_bytes`. For a range, obstore accepts a body of
-        any length, and would hold all that a hostile server sends until the deadline."""
+        any length, and a web server may ignore the range."""
         pieces = result.stream(min_chunk_size=size_bytes)
         body = memoryview(await anext(pieces, b""))
         rest = await anext(pieces, b"")
@@ -210,7 +221,9 @@ class WebOrigin(ReadOnlyCalls, ObjectStoreOrigin):
             if not kind.startswith("text/html") or result.meta["size"] > INDEX_BYTES_MAX:
                 return None
             with translated(target):
-                page = bytes(memoryview(await result.bytes_async()))
+                page = await _limited_body(result)
+        if page is None:
+            return None
         path = f"/{self._full(directory)}/" if self._full(directory) else "/"
         text = page.decode("utf-8", errors="surrogateescape")
         try:
