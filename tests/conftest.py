@@ -18,12 +18,14 @@ import uvloop
 from anyio.pytest_plugin import get_runner
 from hypothesis import HealthCheck, settings
 
+import headrace
 from headrace.config import load
 from headrace.lab.killed_runs import Guard
 from headrace.testing.servers import S3Server, ServerMissing, seaweedfs_s3
 from headrace.vfs.brokered import broker_registry
 from tests import service_logs
 from tests.compiled_tests import compile_part
+from tests.hypothesis_constants import read_part
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -46,6 +48,8 @@ TOGETHER = {
     "tests/integration/door/test_train_images.py": "torch",
     "tests/integration/bench/test_training.py": "torch",
     "tests/unit/hook/test_odd_programs.py": "torch",
+    "tests/unit/hook/test_shared_state.py": "torch",
+    "tests/unit/hook/test_strange_programs.py": "torch",
 }
 
 TOGETHER_FOLDERS = ("tests/integration/writes/", "tests/tidy/")
@@ -114,6 +118,7 @@ def pytest_configure(config: pytest.Config) -> None:
         place = int(worker["workerid"].removeprefix("gw"))
         gc.disable()  # until all tests are collected: it would look at syntax trees, and then at tests, again and again
         compile_part(config, TESTS, number=place, count=worker["workercount"])
+        read_part(Path(headrace.__file__).parent, number=place, count=worker["workercount"])
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
