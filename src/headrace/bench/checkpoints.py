@@ -214,7 +214,9 @@ def _check(plan: CheckpointPlan) -> None:
         raise UsageError("bench checkpoint", why="--scale is above 0, --writes 1 or more, --reads 0 or more")
     for folder, _ in plan.folders:
         if not os.path.isdir(folder):
-            raise PathNotFoundError(folder, why="no such directory")
+            raise PathNotFoundError(
+                folder, why="no such directory", hint=f"mkdir -p {folder}, or mount it first"
+            )
 
 
 def _check_room(plan: CheckpointPlan, total: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import signal
@@ -14,7 +13,7 @@ import typer
 
 from headrace.base.errors import HeadraceError, PathNotFoundError, UsageError
 from headrace.cli import options
-from headrace.cli.exit_codes import not_started_status
+from headrace.cli.exit_codes import not_started_status, why_not_started
 from headrace.cli.render import print_json, say, warn
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ def diagnose(
             command, stdout=sys.stderr.fileno() if json else None
         )  # stdout is the report's
     except OSError as error:
-        warn(f"diagnose: {command[0]}: {_why_not_started(error, command[0])}")
+        warn(f"diagnose: {command[0]}: {why_not_started(error, command[0])}")
         return not_started_status(error)
     signal.signal(signal.SIGTERM, lambda *_: job.terminate())  # a scheduler's SIGTERM is meant for the job
     sampler = Sampler(job.pid, _status_of, rate)
@@ -100,20 +99,6 @@ def diagnose(
     except OSError as error:
         warn(f"the report can't be printed: {error.strerror}")
     return _status(_end(job))
-
-
-def _why_not_started(error: OSError, program: str) -> str:
-    if error.errno == errno.ENOENT and not os.path.exists(program):
-        return "no such program" + ("" if "/" in program else " on PATH")
-    if error.errno == errno.ENOENT:
-        return "the interpreter that its first line names is missing"
-    if error.errno == errno.EACCES and os.path.isdir(program):
-        return "the path is a directory"
-    if error.errno == errno.EACCES:
-        return "the file is not executable (chmod +x, or name its interpreter: python FILE)"
-    if error.errno == errno.ENOEXEC:
-        return "the file is no program (name its interpreter: python FILE)"
-    return (error.strerror or str(error)).lower()
 
 
 def _watch(sampler: Sampler, limit_s: float, ended: Any) -> None:

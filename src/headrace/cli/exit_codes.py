@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 
 from headrace.base.errors import HeadraceError
 
@@ -68,3 +69,28 @@ def exit_code_of(error: HeadraceError) -> int:
 def not_started_status(error: OSError) -> int:
     """Return the exit status for a program of the user that could not be started, as a shell would."""
     return NOT_FOUND if error.errno == errno.ENOENT else NOT_RUN
+
+
+def why_not_started(error: OSError, program: str) -> str:
+    """Return why a program of the user could not be started, and what to do where that is known."""
+    import shutil  # takes some milliseconds
+
+    path = program if "/" in program else shutil.which(program, os.F_OK)
+    if error.errno == errno.ENOENT and (path is None or not os.path.exists(path)):
+        return _missing(program)
+    if error.errno == errno.ENOENT:
+        return "the interpreter that its first line names is missing"
+    if error.errno == errno.EACCES and os.path.isdir(path or program):
+        return "the path is a directory"
+    if error.errno == errno.EACCES:
+        return "the file is not executable (chmod +x, or name its interpreter: python FILE)"
+    if error.errno == errno.ENOEXEC:
+        return "the file is no program (name its interpreter: python FILE)"
+    return (error.strerror or str(error)).lower()
+
+
+def _missing(program: str) -> str:
+    if "/" in program:
+        return "no such program"
+    is_here = os.path.isfile(program)
+    return "no such program on PATH" + (f" (for the file in this directory: ./{program})" if is_here else "")

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli import options
-from headrace.cli.exit_codes import not_started_status
+from headrace.cli.exit_codes import not_started_status, why_not_started
 from headrace.cli.render import warn
 
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -54,7 +54,7 @@ def run(
     try:
         os.execvpe(command[0], command, variables)
     except OSError as error:
-        warn(f"run: {command[0]}: {(error.strerror or str(error)).lower()}")
+        warn(f"run: {command[0]}: {why_not_started(error, command[0])}")
         return not_started_status(error)
 
 

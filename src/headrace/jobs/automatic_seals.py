@@ -57,7 +57,7 @@ class AutomaticSeals:
 
     async def reason_against(self, path: bytes) -> str:
         """Return why a directory is not sealed now; "" if it is worth a seal."""
-        if self._sealing.is_writable(path):
+        if self._sealing.how_to_protect(path):
             return "its files can be written"
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._disk, lambda: self._sealing.trouble or self._survey(path))

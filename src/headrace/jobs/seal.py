@@ -32,7 +32,7 @@ from headrace.base.errors import (
 from headrace.base.model import Entry, FileId, Kind
 from headrace.base.sizes import show_size
 from headrace.base.tasks import ended
-from headrace.base.write_modes import WriteModes
+from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.jobs.files import FileWork, LoadJob
 from headrace.jobs.leave_memory import LeavingFiles
 from headrace.jobs.missing_files import MissingFiles, is_whole
@@ -97,8 +97,9 @@ class Sealing:
         and its id is in progress. Failed files are there, too, and then there is no seal. lazy: files that the cache
         lacks are not loaded. NoSpaceError, before anything is loaded, where the cache is too small. Raises UsageError
         or HeadraceError."""
-        if self.is_writable(path):
-            raise UsageError(f"seal {os.fsdecode(path)}", why="its files can be written on this node")
+        if hint := self.how_to_protect(path):
+            why = "its files can be written on this node"
+            raise UsageError(f"seal {os.fsdecode(path)}", why=why, hint=hint)
         if not seal.version:
             seal = SealId(seal.name, self._catalogue.next_version(seal.name))
         with self._catalogue.draft(seal) as draft:  # it reserves the version before another job runs
@@ -117,9 +118,15 @@ class Sealing:
                 self._store.sealed.end(str(seal))
         return seal
 
-    def is_writable(self, path: bytes) -> bool:
-        """Return whether a file at or below a path can be written on this node. Such directories are not sealed."""
-        return self._modes.any_below(path)
+    def how_to_protect(self, path: bytes) -> str:
+        """Return how to start the node so that no file at or below a path can be written; "" if none can be. Only such
+        directories are sealed."""
+        if not self._modes.any_below(path):
+            return ""
+        if self._modes.of(path) is WriteMode.OFF:
+            return "start the node without the write modes of directories below it"
+        words = "off" if path == b"/" else f"MODE,{os.fsdecode(path)}=off"
+        return f"start the node without writing there: `headrace up … --write {words}`"
 
     async def remove(self, seal: SealId, *, at_once: bool = False) -> None:
         """Remove a seal that is not mounted. Its files may be evicted when nobody reads it any more. at_once: they may

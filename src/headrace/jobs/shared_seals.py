@@ -175,8 +175,9 @@ class SharedSeals:
         NoSpaceError, UsageError, OriginError."""
         mount, shared = await self.find(seal, path)
         top = os.fsencode(_path_of(mount, shared))
-        if self._sealing.is_writable(top):
-            raise UsageError(f"seal pull {seal}", why="files of its directory can be written on this node")
+        if hint := self._sealing.how_to_protect(top):
+            why = "files of its directory can be written on this node"
+            raise UsageError(f"seal pull {seal}", why=why, hint=hint)
         with self._catalogue.draft(seal) as draft:
             kept = self._store.sealed.begin(str(seal))
             try:

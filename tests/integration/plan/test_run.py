@@ -203,4 +203,4 @@ def test_a_program_without_torch_is_left_alone(host: Host, tmp_path: Path) -> No
     assert (done.returncode, done.stderr) == (7, "")
     missing = host.headrace("run", "--", "/no/such/program")
     assert missing.returncode == 127
-    assert "no such file" in missing.stderr
+    assert "no such program" in missing.stderr

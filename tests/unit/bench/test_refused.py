@@ -74,3 +74,9 @@ def test_what_a_benchmark_of_checkpoints_refuses(wrong: dict[str, Any], tmp_path
     with pytest.raises(UsageError):
         checkpoints.run(plan, say=print)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_missing_folder_of_checkpoints_is_refused_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    plan = checkpoints.CheckpointPlan(model="llama3-8b", folders=[(str(tmp_path / "missing"), ())])
+    with pytest.raises(PathNotFoundError, match=f"mkdir -p {tmp_path}/missing"):
+        checkpoints.run(plan, say=print)

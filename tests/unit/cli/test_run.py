@@ -35,3 +35,12 @@ def test_a_program_has_the_environment_of_its_caller(tmp_path: Path) -> None:
     """Without a node. In the locale C, Python adds a variable."""
     plain, below_run = started_plainly_and_by_run(tmp_path, "env", "-0")
     assert below_run == plain
+
+
+def test_a_script_without_its_directory_is_refused_with_the_path_to_name(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    command = [sys.executable, "-m", "headrace", "run", "--", "train.py"]
+    environment = {**os.environ, "HEADRACE_RUN_FOLDER": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 127
+    assert "train.py: no such program on PATH (for the file in this directory: ./train.py)" in done.stderr

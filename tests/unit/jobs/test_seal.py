@@ -54,6 +54,23 @@ async def test_the_list_and_the_image_have_the_tree_in_the_order_of_a_walk(node:
     assert (await node.run("verify-seal")).failed_files == 0
 
 
+@pytest.mark.parametrize(
+    ("modes", "path", "option"),
+    [
+        ("back", "/d", "--write MODE,/d=off"),
+        ("off,/d/a=back", "/d", "directories below it"),
+        ("back", "/", "--write off"),
+    ],
+)
+async def test_the_refusal_of_a_writable_directory_says_how_to_start_the_node(
+    modes: str, path: str, option: str, tmp_path: Path
+) -> None:
+    async with SealingFixture(tmp_path, modes).running() as node:
+        with pytest.raises(UsageError, match=option):
+            await node.run("seal", path)
+        node.assert_nothing_left()
+
+
 async def test_equal_contents_have_equal_ids_and_others_do_not(node: SealingFixture) -> None:
     await node.run("seal")
     await node.run("seal", seal="a@2")
