@@ -23,6 +23,7 @@ from headrace.base.errors import (
 )
 from headrace.base.refusals import Refusals
 from headrace.base.tokens import Tokens
+from headrace.http.disk_errors import DiskErrors
 from headrace.http.errors import BadRequestError, HttpFault, HungUpError
 from headrace.http.messages import Request, Response
 from headrace.rest import metrics, openapi
@@ -220,6 +221,7 @@ class RestGateway:
         self._events_tokens = events_tokens
         self._pages = pages
         self._refusals = Refusals(log, "rest")
+        self._disk_errors = DiskErrors(log, "rest")
 
     def cached(self, request: Request) -> Response | None:
         return None  # every operation may wait for the node
@@ -252,10 +254,12 @@ class RestGateway:
                 log.info("request failed path=%s error=%s", request.path, error)
             response = _problem_response(error)
         except Exception as error:
-            log.exception("request failed method=%s path=%s", request.method, request.path)
-            response = _problem_response(
-                HeadraceError("request failed", why=f"{type(error).__name__}: a defect, see the log")
-            )
+            answer = self._disk_errors.answered(error, request.path)
+            if answer is None:
+                log.exception("request failed method=%s path=%s", request.method, request.path)
+                why = f"{type(error).__name__}: a defect, see the log"
+                answer = HeadraceError("request failed", why=why)
+            response = _problem_response(answer)
         return response
 
     def refuse(self, error: BadRequestError) -> Response:

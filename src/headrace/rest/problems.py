@@ -37,7 +37,7 @@ STATUS: dict[str, int] = {
     "origin.corrupt": 502,
     "deadline": 504,
     "store.no_space": 507,
-    "store.failed": 500,
+    "store.failed": 503,
     "store.busy": 503,
     "store.corrupt_index": 503,
     "store.corrupt_block": 503,

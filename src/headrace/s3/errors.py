@@ -82,7 +82,7 @@ ERROR_MAP: dict[str, str] = {
     "origin.budget_spent": "ServiceUnavailable",
     "deadline": "ServiceUnavailable",
     "store.no_space": "ServiceUnavailable",
-    "store.failed": "InternalError",
+    "store.failed": "ServiceUnavailable",
     "store.evicted": "ServiceUnavailable",
     "store.busy": "ServiceUnavailable",
     "store.in_use": "ServiceUnavailable",

@@ -18,6 +18,7 @@ import msgspec
 from headrace.base.errors import HeadraceError
 from headrace.base.refusals import Refusals
 from headrace.client.request_stats import UNKNOWN, CountedBody, RequestStats
+from headrace.http.disk_errors import DiskErrors
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response, is_number
 from headrace.http.sender import sender_refusal
@@ -91,6 +92,7 @@ class S3Gateway:
         self.parts = Multipart(self.objects, self.uploads)
         self.counts = RequestStats()
         self._refusals = Refusals(log, "s3")
+        self._disk_errors = DiskErrors(log, "s3")
         self._ids = itertools.count(secrets.randbits(48))
 
     def new_id(self) -> str:
@@ -109,8 +111,9 @@ class S3Gateway:
             response = self.objects.get_cached(request, call)
         except (S3Error, HeadraceError):
             return None  # `answer` reports it
-        except Exception:  # the server's thread must continue; `answer` raises it again
-            log.exception("request failed method=%s path=%s", request.method, request.path)
+        except Exception as error:  # the server's thread must continue; `answer` raises it again
+            if not self._disk_errors.includes(error):
+                log.exception("request failed method=%s path=%s", request.method, request.path)
             return None
         if response is not None:
             self.counts.add(call.operation, response.status, response.body_bytes)
@@ -163,6 +166,8 @@ class S3Gateway:
         except HungUpError:
             raise
         except Exception as error:
+            if (answer := self._disk_errors.answered(error, request.path)) is not None:
+                return self.error(request, s3_error_of(answer))
             log.exception("request failed method=%s path=%s", request.method, request.path)
             return self.error(
                 request, S3Error("InternalError", f"{type(error).__name__}: a defect, see the log")

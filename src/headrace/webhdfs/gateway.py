@@ -12,6 +12,7 @@ from headrace.base.errors import HeadraceError
 from headrace.base.refusals import Refusals
 from headrace.base.tokens import Tokens
 from headrace.client.request_stats import UNKNOWN, CountedBody, RequestStats
+from headrace.http.disk_errors import DiskErrors
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response
 from headrace.http.sender import sender_refusal
@@ -37,6 +38,7 @@ class WebHdfsGateway:
         self._loopback = loopback
         self._tokens = tokens
         self._refusals = Refusals(log, "webhdfs")
+        self._disk_errors = DiskErrors(log, "webhdfs")
         reads = ReadOperations(vfs, Locations(vfs.client.status, replicas=replicas))
         statuses, file_system, writes = StatusOperations(vfs), FileSystemOperations(vfs), WriteOperations(vfs)
         self._cached: dict[str, Callable[[WebHdfsCall], Response | None]] = {
@@ -123,8 +125,9 @@ class WebHdfsGateway:
             response = None if cached is None else cached(call)
         except (RemoteError, HeadraceError):
             return None  # `answer` reports it
-        except Exception:  # the server's thread must continue; `answer` raises it again
-            log.exception("request failed method=%s path=%s", request.method, request.path)
+        except Exception as error:  # the server's thread must continue; `answer` raises it again
+            if not self._disk_errors.includes(error):
+                log.exception("request failed method=%s path=%s", request.method, request.path)
             return None
         return None if response is None else self._counted(call.operation, _for_client(request, response))
 
@@ -161,6 +164,8 @@ class WebHdfsGateway:
         except HungUpError:
             raise
         except Exception as error:
+            if (answer := self._disk_errors.answered(error, request.path)) is not None:
+                return responses.failed(remote_error_of(answer))
             log.exception("request failed method=%s path=%s", request.method, request.path)
             return responses.failed(
                 RemoteError("RuntimeException", f"{type(error).__name__}: a defect, see the log")
