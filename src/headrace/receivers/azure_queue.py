@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from email.utils import formatdate
 from xml.etree import ElementTree
 
+from headrace.base.bounded_xml import ENCODING, BoundedBuilder, check_xml
 from headrace.base.errors import OriginDeniedError, OriginError, OriginUnavailableError, UsageError
 from headrace.events.changes import EventFormatError, ReportedChanges
 from headrace.events.decode import decode_message
@@ -30,6 +31,10 @@ from headrace.receivers.source import QueuedMessage
 VERSION = "2021-08-06"
 MESSAGES_A_REQUEST = 32
 """The most that the service gives at once, of 64 KiB each."""
+RUN_BYTES_MAX = 1 << 20
+"""Most bytes of a tag of an answer with its text: 64 KiB, and six for each character that is escaped."""
+ELEMENTS_MAX = 16384
+"""Most elements and attributes of an answer. Each message has eight."""
 VISIBILITY_S = 30
 REQUEST_LIMIT_S = 10.0
 SIGNED_HEADERS = 11
@@ -143,8 +148,12 @@ def decode_messages(answer: bytes, name: str) -> list[QueuedMessage]:
         # a document type could define entities that grow without end, and UTF-16 could hide one
         if "<!" in text or "\0" in text:
             raise ElementTree.ParseError
-        top = ElementTree.fromstring(text)
-    except (ElementTree.ParseError, ValueError, LookupError):
+        body = text.encode()
+        check_xml(body, run_bytes_max=RUN_BYTES_MAX)
+        parser = ElementTree.XMLParser(target=BoundedBuilder(ELEMENTS_MAX), encoding=ENCODING)
+        parser.feed(body)
+        top: ElementTree.Element = parser.close()
+    except (ElementTree.ParseError, ValueError):
         raise OriginError(name, why="the answer is none of a storage queue") from None
     messages = []
     for element in top.findall("QueueMessage")[:MESSAGES_A_REQUEST]:

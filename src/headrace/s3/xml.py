@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import defusedxml.ElementTree
 
+from headrace.base.bounded_xml import ENCODING, BoundedBuilder, check_xml
 from headrace.http.messages import Response, is_number
 from headrace.s3.errors import S3Error
 
@@ -23,8 +24,10 @@ _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}
 NAMES_MAX = 1000
 PARTS_MAX = 10_000
 ELEMENTS_MAX = 12 * PARTS_MAX
-"""Most elements of a body. A completion names up to nine for a part. A body of 8 MiB could have two million, which
-need some 500 MiB."""
+"""Most elements and attributes of a body. A completion names up to nine for a part. A body of 8 MiB could have two
+million, which need some 500 MiB."""
+RUN_BYTES_MAX = 64 << 10
+"""Most bytes of a tag with its text. A key has 4095 bytes, and six for each that is escaped."""
 
 
 def element(name: str, *content: str) -> str:
@@ -126,28 +129,17 @@ def read_tags(body: bytes) -> list[tuple[str, str]]:
     return tags
 
 
-class _LimitedBuilder(ElementTree.TreeBuilder):
-    """Builds the elements of a body. Raises MalformedXML for too many."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._count = 0
-
-    def start(self, tag: str, attrs: dict[str, str], /) -> ElementTree.Element:
-        self._count += 1
-        if self._count > ELEMENTS_MAX:
-            raise _malformed(f"more than {ELEMENTS_MAX} elements")
-        return super().start(tag, attrs)
-
-
 def _parse(body: bytes, name: str) -> ElementTree.Element:
     try:
-        parser = defusedxml.ElementTree.DefusedXMLParser(target=_LimitedBuilder(), forbid_dtd=True)
+        check_xml(body, run_bytes_max=RUN_BYTES_MAX)
+        parser = defusedxml.ElementTree.DefusedXMLParser(
+            target=BoundedBuilder(ELEMENTS_MAX), encoding=ENCODING, forbid_dtd=True
+        )
         parser.feed(body)
         root: ElementTree.Element = parser.close()
     except defusedxml.DefusedXmlException:  # no client sends a DOCTYPE
         raise _malformed("declarations are not supported") from None
-    except (ElementTree.ParseError, ValueError, LookupError) as error:  # the last two: of the encoding
+    except (ElementTree.ParseError, ValueError) as error:
         raise _malformed(str(error)) from None
     for node in root.iter():
         node.tag = node.tag.rpartition("}")[2]

@@ -300,6 +300,7 @@ FUZZERS = [
         ],
         words=[
             b"<!DOCTYPE a [<!ENTITY b 'c'>]>", b"&b;", b"<?xml version='1.0' encoding='utf-16'?>", b"<![CDATA[", b"]]>",
+            b" xmlns:a='" + b"u" * 20_000 + b"' ", b" a:b='' a:c='' a:d=''", b"<a:e/>",
             b"<Object>", b"</Object>", b"<Key>", b"&#x0;", b"&#xd800;", b"<!--", b"-->", b"<?a b?>", b"xmlns:a='b'",
             b"encoding='utf-7'", b"encoding='idna'", b"encoding='hex'", b"<a:b>",
         ],
