@@ -106,7 +106,7 @@ class Bench(Telling):
         return many
 
     def holds(self, name: str, root: str, many: int) -> bool:
-        """Whether the best of the epochs after the first, which warms the page cache, reaches the AU that is needed."""
+        """Return whether the best epoch after the first, which warms the page cache, reaches the AU that is needed."""
         report = self.train(root, many, "--no-generate", "--keep-cache")
         best = max(epoch["au"] for epoch in report["epochs"][1:])
         self.say(f"held, {name}, {many} accelerators: AU {100 * best:.1f} %")

@@ -1,4 +1,4 @@
-"""How long a call of a reader waits at most when a node of three dies, hangs or is cut off, or etcd is away.
+"""Measures how long a call of a reader waits at most when a node of three dies, hangs or is cut off, or etcd is away.
 
 A lab in network namespaces with an etcd and an object store of its own. A round: folders that nobody read, half of them
 kept by the node that is struck, are read on the two other nodes, which is struck meanwhile. What counts is the longest
@@ -54,7 +54,7 @@ def etcd(lab: Lab, number: signal.Signals) -> None:
 
 
 def start_etcd(lab: Lab) -> None:
-    """Where it was, with what it had."""
+    """Start it where it was, with what it had."""
     host, _, port = lab.record.cluster.partition("://")[2].partition("/")[0].rpartition(":")
     folder = os.path.join(lab.record.folder, "etcd")
     ports = [int(port), *free_ports(1)]

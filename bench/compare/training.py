@@ -56,7 +56,7 @@ class Bench:
         self.place, self.results, self.given = place, results, given
 
     def train(self, name: str, folder: str, accelerators: int, *more: str) -> dict[str, Any]:
-        """What a run said of itself. more: its last options count."""
+        """Return what a run said of itself. more: its last options count."""
         case = CASES[name]
         words = [tool("headrace"), "bench", "training", name, folder, "--json"]
         words += ["--scale-sizes", f"{case.sizes:g}", "--scale-times", f"{case.times:g}"]
@@ -68,13 +68,13 @@ class Bench:
         return result
 
     def make(self, name: str) -> str:
-        """The data set, in a folder of its own, for as many accelerators as there may be."""
+        """Make the data set, in a folder of its own, for as many accelerators as there may be."""
         folder, many = self.place.folder(name), self.given.accelerators or ACCELERATORS_MAX
         self.train(name, folder, many, "--epochs", "1", "--keep-cache", "--scale-times", "0.001")
         return folder
 
     def accelerators(self, name: str, folder: str) -> int:
-        """With how many the plain folder passes."""
+        """Return the number with which the plain folder passes."""
         if self.given.accelerators:
             return int(self.given.accelerators)
         for many in range(2, ACCELERATORS_MAX + 1):

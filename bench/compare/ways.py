@@ -66,7 +66,7 @@ def compare(given: argparse.Namespace, place: Workplace, nas: list[str]) -> Any:
 
 
 def nas_of(place: Workplace, results: Results) -> list[str]:
-    """The option for a folder that stands for a NAS; nothing where there can be none."""
+    """Return the option for a folder that stands for a NAS; nothing where there can be none."""
     folder = os.path.join(place.folder("mount"), "nas")
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     try:
@@ -97,7 +97,7 @@ def take(results: Results, name: str, way: dict[str, Any], answer: dict[str, Any
 
 
 def goals(results: Results) -> list[Goal]:
-    """That ours is the fastest of those that read the store."""
+    """Note that ours is to be the fastest of those that read the store."""
     listed = []
     for measure, at_least in (
         ("AU, epoch 1", True),

@@ -1,4 +1,4 @@
-"""What an open costs another user, whose descriptors the node hands out; and the reads after it.
+"""Measures what an open costs another user, whose descriptors the node hands out; and the reads after it.
 
 Needs root and /dev/fuse. A node of root's with everything cached; programs of uid 65534 and of root, one after the
 other, in rounds. Prints JSON: microseconds by round, for each way.

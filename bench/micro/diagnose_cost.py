@@ -1,4 +1,4 @@
-"""What `headrace diagnose` costs the job that it watches: steps a second with and without, by turns.
+"""Measures what `headrace diagnose` costs the job that it watches: steps a second with and without, by turns.
 
     .venv/bin/python bench/micro/diagnose_cost.py [--seconds 8] [--rounds 5]
 

@@ -1,4 +1,4 @@
-"""What `durable_puts` costs: puts per second, and how long one takes, by the S3 gateway and the library.
+"""Measures what `durable_puts` costs: puts per second, and how long one takes, by the S3 gateway and the library.
 
     .venv/bin/python bench/micro/durable_puts.py [--folder /var/tmp] [--turns 5] [--seconds 2]
 
@@ -37,7 +37,7 @@ Turn = tuple[float, float, float]
 
 @contextlib.contextmanager
 def node(base: Path, *, durable: bool) -> Iterator[str]:
-    """The URL of its S3 gateway."""
+    """Yield the URL of its S3 gateway."""
     (base / "origin").mkdir(exist_ok=True)
     (base / "keys").write_text(f"[bench]\naws_access_key_id = {ACCESS}\naws_secret_access_key = {SECRET}\n")
     (base / "config.toml").write_text(f'[mounts."/out"]\nurl = "{base / "origin"}"\n')

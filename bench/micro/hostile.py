@@ -1,4 +1,4 @@
-"""What honest clients notice while thousands of hostile connections are open, and what memory a server takes for them.
+"""Measures what honest clients notice beside thousands of hostile connections, and what memory a server takes for them.
 
     .venv/bin/python bench/micro/hostile.py [--count 5000] [--rounds 5] [--seconds 12] [s3 s3-tls webhdfs rest peers]
 
@@ -265,7 +265,7 @@ async def peer_clients(target: Target) -> AsyncIterator[list[Ask]]:
 
 @dataclass
 class Round:
-    """What the clients noticed in one phase, and the processor time that was used, in seconds a second."""
+    """Holds what the clients noticed in one phase, and the processor time that was used, in seconds a second."""
 
     noticed: dict[str, Any]
     server_cpu: float
@@ -279,7 +279,7 @@ def cpu_s(pid: int) -> float:
 
 
 def put_first(pid: int) -> None:
-    """The session of a process is scheduled before others: what other programs of this machine do is not measured."""
+    """Schedule the session of a process before others: what other programs of this machine do is not measured."""
     with contextlib.suppress(OSError):
         Path(f"/proc/{pid}/autogroup").write_text("-19")
 
@@ -301,7 +301,7 @@ def attacked(
 
 
 def started(words: list[str]) -> subprocess.Popen[str]:
-    """Of the lowest priority and in a session of its own, as it stands for another machine."""
+    """Start a program of the lowest priority in a session of its own, as it stands for another machine."""
     process = subprocess.Popen(
         words,
         stdout=subprocess.PIPE,
@@ -315,7 +315,7 @@ def started(words: list[str]) -> subprocess.Popen[str]:
 
 @contextlib.contextmanager
 def sink() -> Iterator[str]:
-    """The address of somebody who takes every connection and says nothing."""
+    """Yield the address of a server that takes every connection and says nothing."""
     process = started([sys.executable, "-c", SINK])
     try:
         assert process.stdout is not None
@@ -326,7 +326,7 @@ def sink() -> Iterator[str]:
 
 
 def beside(interface: str, address: str, target: Target, given: argparse.Namespace) -> Round:
-    """What is noticed while hostile connections are made to an address."""
+    """Return what is noticed while hostile connections are made to an address."""
     with attacked(interface, address, target, given, given.seconds + 30) as hostile:
         assert hostile.stdout is not None
         opened = json.loads(hostile.stdout.readline())

@@ -1,4 +1,4 @@
-"""How large the index gets while a cache that holds 30 % of the files churns, and what memory the processes take.
+"""Measures the size of the index while a cache that holds 30 % of the files churns, and the memory of the processes.
 
     .venv/bin/python bench/micro/index_churn.py [--files 50000] [--minutes 30] [--every 15]
 

@@ -1,4 +1,4 @@
-"""What a user of a host notices while another one asks the node for as much as he can, in rounds.
+"""Measures what a user of a host notices while another one asks the node for as much as he can, in rounds.
 
     .venv/bin/python bench/micro/local_flood.py [--rounds 3] [--seconds 5] [KIND…]
 

@@ -1,4 +1,4 @@
-"""How bytes go from one node to another: the ways to receive and to send, and the transfer as it is.
+"""Measures how bytes go from one node to another: the ways to receive and to send, and the transfer as it is.
 
 Two processes on loopback. Prints JSON: GB/s and processor seconds a GiB of each side, for each round; small files a
 second. `unshare -n` (and `ip link set lo up`) keeps shaped links and other traffic out of it.
@@ -78,7 +78,7 @@ def receive_to_raw_buffer(sock: socket.socket, file: int, length: int) -> None:
 
 
 def receive_to_one_buffer(sock: socket.socket, file: int, length: int) -> None:
-    """What the memory allocator could save at best."""
+    """Receive to one buffer: it shows what the memory allocator could save at best."""
     body = bytearray(min(RANGE, length))
     receive_to_buffer(sock, file, length, new=lambda size: memoryview(body)[:size])
 

@@ -1,4 +1,4 @@
-"""What the plan hook costs a training program that reads no mount: processor time of its steps, and of a begin.
+"""Measures what the plan hook costs a program that reads no mount: processor time of its steps, and of a begin.
 
     .venv/bin/python bench/micro/plan_hook.py [--pairs 5] [--epochs 30] [--samples 6400] [--large 10000000]
 

@@ -1,4 +1,4 @@
-"""What runs in a process of its own and prints one JSON line: the trainer that is stopped, the job that restores.
+"""Runs in a process of its own and prints one JSON line: the trainer that is stopped, the job that restores.
 
 Memory is there before anything is timed: the state, the target of the memcpy, the staging memory. Of each turn
 everything is measured one after the other, so that a busy moment hits all.
@@ -28,8 +28,8 @@ DROP = Path("/proc/sys/vm/drop_caches")
 
 
 def state_of(size_bytes: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """As a model has them: large matrices, smaller ones, vectors; ten layers at least. All are views of the first one,
-    which is what a plain memcpy and torch.save are fastest with."""
+    """Return tensors as a model has them: large matrices, smaller ones, vectors; ten layers at least. All are views of
+    the first one, which is what a plain memcpy and torch.save are fastest with."""
     shapes = [(4096, 4096), (4096, 1024), (1024, 4096), (4096,), (4096,)]
     layer = sum(int(np.prod(shape)) for shape in shapes)
     layers = max(10, size_bytes // (4 * layer))
@@ -147,7 +147,7 @@ def restore(folder: str, how: str, way: str) -> dict[str, Any]:
 
 
 def restore_new(folder: str, size: str) -> dict[str, Any]:
-    """Of a checkpoint of which nothing was read here. Another one has imported and started everything."""
+    """Restore a checkpoint of which nothing was read here. Another one has imported and started everything."""
     with tempfile.TemporaryDirectory() as other:
         with Saver(other) as saver:
             saver.save({"one": torch.ones(1 << 20)}, 1).wait()

@@ -1,4 +1,4 @@
-"""What all cases share: labs, data in their object stores, readers at their mounts, counters of their nodes."""
+"""Holds what all cases share: labs, data in their object stores, readers at their mounts, counters of their nodes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Bench(Telling):
             yield new_lab
 
     def put(self, lab: Lab, prefix: str, count: int, size: int) -> Files:
-        """As put_unseen; the nodes find them on return."""
+        """Do as put_unseen; the nodes find them on return."""
         files = self.put_unseen(lab, prefix, count, size)
         self.look_again(lab)
         return files
@@ -104,7 +104,7 @@ class Bench(Telling):
         run(command, timeout_s=timeout_s, env=lab.environment(number))
 
     def counts(self, lab: Lab, nodes: Sequence[int]) -> dict[str, float]:
-        """Of the nodes together."""
+        """Return the counts of the nodes together."""
         total: dict[str, float] = {"origin_bytes": 0, "origin_reads": 0, "peer_bytes": 0, "moved_bytes": 0}
         for number in nodes:
             report = lab.report(number)
@@ -164,7 +164,7 @@ class Readers:
 def read_all(
     bench: Bench, lab: Lab, work: Mapping[int, Files], *, threads: int = 4
 ) -> dict[int, dict[str, Any]]:
-    """At once, at each node's mount. NotRunError when a byte is wrong or a read failed."""
+    """Read all files at once, at each node's mount. NotRunError when a byte is wrong or a read failed."""
     readers = Readers(bench, lab, work, threads=threads)
     readers.go()
     results = readers.results()
@@ -177,7 +177,7 @@ def read_all(
 
 
 def raw_seconds(bench: Bench, lab: Lab, wanted: Mapping[tuple[int, int], int]) -> float:
-    """Until all have, by sendfile, so many bytes of each other: by owner and reader. All at once."""
+    """Return the seconds until all have, by sendfile, so many bytes of each other: by owner and reader. All at once."""
     gate = os.path.join(bench.place.folder("raw"), "go")
     servers = [
         _spoken([*lab.inside(number), sys.executable, raw.__file__, "serve", lab.address(number)])

@@ -125,8 +125,8 @@ def scaling_turn(bench: Bench, lab: Lab, sets: dict[int, Files], link: float) ->
 
 
 def small_files(bench: Bench) -> None:
-    """Of one peer's cache, links not shaped: many at a time against one after the other, both through the mount. Only
-    files that the reader does not own are read."""
+    """Read from one peer's cache, links not shaped: many at a time against one after the other, both through the mount.
+    Only files that the reader does not own are read."""
     count = scaled(bench, 2 * SMALL_FILES, 200)
     for turn in range(bench.repeat):
         with bench.lab(2, 0) as lab:
@@ -191,7 +191,7 @@ def join(bench: Bench) -> None:
 
 
 def settle(bench: Bench, lab: object, nodes: int) -> None:
-    """Until no node hands over any more. NotRunError when it takes too long."""
+    """Wait until no node hands over any more. NotRunError when it takes too long."""
     until_s = time.monotonic() + SETTLE_WITHIN_S
     last, calm = -1.0, 0
     while calm < 3:

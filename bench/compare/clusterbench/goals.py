@@ -1,4 +1,4 @@
-"""What issue 3 wants of a cluster, against what was measured."""
+"""Compares what issue 3 wants of a cluster with what was measured."""
 
 from __future__ import annotations
 

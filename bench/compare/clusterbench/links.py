@@ -1,4 +1,4 @@
-"""What went over which node's link, and what the links would have allowed; how busy the processors were meanwhile.
+"""Measures what went over each node's link, what the links allow, and how busy the processors were.
 
 A ring spreads a set over its owners evenly only in the mean. A set that all read at once goes out of its owners' links,
 and no reader has all of it before the fullest link, of an owner or a reader, has carried all that it must: so
@@ -20,7 +20,7 @@ Carried = dict[tuple[str, str], int]
 
 
 def carried(before: Mapping[int, Mapping[str, Any]], after: Mapping[int, Mapping[str, Any]]) -> Carried:
-    """By readers' reports (`headrace status`): what each had of each peer in between."""
+    """Return, by readers' reports (`headrace status`), what each had of each peer in between."""
     bytes_by_link = {}
     for number, report in after.items():
         known = before[number]["cluster"]["peers"]
@@ -30,13 +30,13 @@ def carried(before: Mapping[int, Mapping[str, Any]], after: Mapping[int, Mapping
 
 
 def numbers(pair: tuple[str, str]) -> tuple[int, int]:
-    """Of node ids "node-N"."""
+    """Return the numbers of node ids "node-N"."""
     owner, reader = (int(id.rpartition("-")[2]) for id in pair)
     return owner, reader
 
 
 def allowed_bytes_s(carried: Carried, link_bytes_s: float) -> float:
-    """By the fullest link; each carries so much each way. 0 where nothing went."""
+    """Return the rate that the fullest link allows; each carries so much each way. 0 where nothing went."""
     out, into = defaultdict[str, int](int), defaultdict[str, int](int)
     for (owner, reader), size in carried.items():
         out[owner] += size
@@ -46,7 +46,7 @@ def allowed_bytes_s(carried: Carried, link_bytes_s: float) -> float:
 
 
 def processor_s(lab: Lab) -> float:
-    """What all nodes used so far, their sessions included. What the kernel does for links in nobody's name is not."""
+    """Return what all nodes and their sessions used so far, without what the kernel does for links in nobody's name."""
     ticks = 0
     for number in lab.record.nodes:
         for pid in processes.marked(lab.folder(number)):

@@ -62,7 +62,7 @@ class Dlio:
         self.version = self._try()
 
     def make(self, name: str, folder: str, *, files: int, sizes: float) -> None:
-        """The data set, by DLIO's generator. It wants memory for the readers, though it starts none: one is enough."""
+        """Make the data set by DLIO's generator. It wants memory for readers, though it starts none: one will do."""
         self._run(
             name,
             folder,
@@ -84,7 +84,7 @@ class Dlio:
         epochs: int,
         readers: int,
     ) -> list[Epoch]:
-        """Of each epoch. The page cache is dropped before each. readers: 0 for the workload's."""
+        """Return the result of each epoch. The page cache is dropped before each. readers: 0 for the workload's."""
         workload = workloads.workload(name, version=self.mlperf).scaled(sizes=sizes, times=times)
         more = {
             "train.computation_time": next(iter(workload.compute_s.values())),
@@ -109,7 +109,7 @@ class Dlio:
     def _run(
         self, name: str, folder: str, *, files: int, sizes: float, more: dict[str, object], readers: int = 0
     ) -> str:
-        """The folder with its results."""
+        """Run DLIO, and return the folder with its results."""
         out = self.place.folder(f"dlio-{name}")
         workload = workloads.workload(name, version=self.mlperf)
         chosen = f"{name}_{next(iter(workload.compute_s))}"
@@ -134,8 +134,8 @@ class Dlio:
         return out
 
     def _configured(self, chosen: str, workload: Workload) -> list[str]:
-        """The words that choose the workload's configuration. DLIO has those of v2.0 itself; those of v3.0 are in
-        MLPerf Storage's repository, so a file is written that says the same."""
+        """Return the words that choose the workload's configuration. DLIO has those of v2.0 itself; those of v3.0 are
+        in MLPerf Storage's repository, so a file is written that says the same."""
         if self.mlperf == "v2.0":
             return [f"workload={chosen}"]
         folder = self.place.folder("dlio-configuration")

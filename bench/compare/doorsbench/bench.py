@@ -1,4 +1,4 @@
-"""What the cases share: settings, the object store, the data, a mount with a node, workers."""
+"""Holds what the cases share: settings, the object store, the data, a mount with a node, workers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Bench(Telling):
         self.results.add(measure, contender, value, unit=unit)
 
     def worker(self, *words: object, timeout_s: float = 300) -> Any:
-        """In a process of its own, whose modules are compiled once for all, as installed ones are."""
+        """Run a worker in a process of its own, whose modules are compiled once for all, as installed ones are."""
         environment = self.environment() | {
             "PYTHONPYCACHEPREFIX": self.bytecode,
             "PYTHONDONTWRITEBYTECODE": "",
@@ -60,7 +60,7 @@ class Bench(Telling):
         return {"HEADRACE_RUN_FOLDER": os.path.join(self.place.root, "run")}
 
     def make_small(self) -> None:
-        """The small files, in the plain folder and at the server; once for all cases."""
+        """Make the small files, in the plain folder and at the server; once for all cases."""
         if not self.names:
             self.bytecode = self.place.folder("bytecode")
             self.names = os.path.join(self.place.folder("names"), "small")

@@ -1,4 +1,4 @@
-"""Who serves the same objects over HTTP: the gateway, SeaweedFS's, and nginx (or, without it, sendfile in threads).
+"""Serves the same objects over HTTP: by the gateway, SeaweedFS's, and nginx (or, without it, sendfile in threads).
 
 Requests to the two gateways are presigned, and each checks the signature of every one of them.
 """

@@ -57,7 +57,7 @@ def gateway(bench: Bench) -> None:
 
 
 def make(bench: Bench, case: Case) -> list[str]:
-    """The objects, on the disk and at the server; their names."""
+    """Make the objects, on the disk and at the server. Return their names."""
     os.makedirs(f"{bench.root}/{case.folder}")
     names = [f"{case.folder}/{n:05d}" for n in range(case.count)]
     for name in names:
@@ -79,7 +79,7 @@ def check(bench: Bench, contender: Contender, names: list[str]) -> None:
 
 
 def ask(bench: Bench, contender: Contender, names: list[str], seconds: float) -> list[dict[str, Any]]:
-    """What each client saw."""
+    """Return what each client saw."""
     targets = os.path.join(bench.place.folder("targets"), "list")
     with open(targets, "w") as out:
         out.write("\n".join(contender.target_of(name) for name in names))

@@ -1,4 +1,4 @@
-"""What is wanted of the doors, against what was measured."""
+"""Compares what is wanted of the doors with what was measured."""
 
 from __future__ import annotations
 

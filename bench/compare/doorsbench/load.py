@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def get(connection: socket.socket, request: bytes, buffer: bytearray) -> int:
-    """The bytes of its body. SystemExit for any other answer than 200."""
+    """Return the bytes of its body. SystemExit for any other answer than 200."""
     connection.sendall(request)
     got = connection.recv_into(buffer)
     while (end := buffer.find(b"\r\n\r\n", 0, got)) < 0:

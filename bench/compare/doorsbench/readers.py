@@ -1,4 +1,4 @@
-"""What runs in a process of its own: programs that read as users' do. Each prints one JSON line.
+"""Runs in a process of its own: programs that read as users' do. Each prints one JSON line.
 
 Times are taken inside, around the loop, so that the start of Python is in none. `where` is the plain folder or a mount,
 or `cache:FOLDER` for the library.
@@ -158,7 +158,7 @@ def s3fs_cat(options: str, bucket: str, names_path: str) -> dict[str, float]:
 
 
 def decoded(body: bytes, _name: str = "") -> Any:
-    """As a trainer does with a JPEG."""
+    """Decode a JPEG as a trainer does."""
     import io
 
     import numpy as np
@@ -172,14 +172,14 @@ def decoded(body: bytes, _name: str = "") -> Any:
 
 
 def untouched(body: bytes, _name: str = "") -> Any:
-    """The least that a trainer can do: of each sample 64 bytes are wanted."""
+    """Do the least that a trainer can do: of each sample 64 bytes are wanted."""
     import torch
 
     return torch.frombuffer(bytearray(body[-64:]), dtype=torch.uint8)
 
 
 class PlainImages:
-    """What most write who have a folder of images: a map-style data set."""
+    """Is what most write who have a folder of images: a map-style data set."""
 
     def __init__(self, paths: list[str], decode: Callable[[bytes], Any]) -> None:
         self._paths = paths

@@ -1,4 +1,4 @@
-"""What all cases share: the settings, the server, the data, the mounts that are up."""
+"""Holds what all cases share: the settings, the server, the data, the mounts that are up."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def download(bench: Bench, key: str, *, by: str, load: bool) -> float:
 
 @dataclass(frozen=True)
 class Case:
-    """What the mount does in `ours` and the best download in `theirs`, of one object; both give seconds."""
+    """Holds what the mount does in `ours` and the best download in `theirs`, of one object; both give seconds."""
 
     measure: str
     unit: str

@@ -62,7 +62,7 @@ def entries(bench: Bench) -> None:
 
 
 def index_bytes(bench: Bench, mount: HeadraceMount) -> float:
-    """From `headrace status`; where that has no such number, the blocks that the index file takes on disk."""
+    """Return what `headrace status` says; without that number, the blocks of the index file on disk."""
     for key, value in _numbers(mount.status(), ""):
         if "index" in key and "bytes" in key and "map" not in key:
             return value

@@ -114,7 +114,7 @@ class HeadraceMount:
 
 
 def kill_if_headrace(pid: int | None) -> None:
-    """The id may belong to another process by now; only one of headrace's is ended."""
+    """End a process of headrace's. The id may belong to another one by now, which is left alone."""
     if pid is None:
         return
     try:

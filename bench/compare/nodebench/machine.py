@@ -33,7 +33,7 @@ class NotRunError(Exception):
 
 
 def tool(name: str) -> str:
-    """The program's path, the virtual environment first. NotRunError when there is none."""
+    """Return the program's path, the virtual environment first. NotRunError when there is none."""
     beside = os.path.join(VENV_BIN, name)
     path = beside if os.access(beside, os.X_OK) else shutil.which(name)
     if path is None:
@@ -121,7 +121,7 @@ def drop_page_cache() -> None:
 
 @contextmanager
 def link(gbit: int) -> Iterator[None]:
-    """The loopback device is no faster than this; 0 leaves it alone. NotRunError where tc or the kernel can't."""
+    """Let the loopback device be no faster than this; 0 leaves it alone. NotRunError where tc or the kernel can't."""
     if not gbit:
         yield
         return
@@ -151,7 +151,7 @@ def link(gbit: int) -> Iterator[None]:
 
 @contextmanager
 def memory_kept() -> Iterator[str]:
-    """While it lasts, free memory is not given back to the host of a virtual machine; yields a remark on it.
+    """Keep free memory from the host of a virtual machine while it lasts; yield a remark on it.
 
     Where free page reporting is on, each page that was free for some seconds is taken back by the host, and its next
     touch costs up to ten times a later one (0.3 against 3 s of processor time a GiB were seen). Some hundred MiB are

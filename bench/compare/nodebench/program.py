@@ -1,4 +1,4 @@
-"""What the programs of all benchmarks share: their arguments, their end, what they print and write."""
+"""Holds what the programs of all benchmarks share: their arguments, their end, what they print and write."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def parser_of(
     doc: str | None, cases: Mapping[str, object], *, scale_of: str, folder_for: str
 ) -> argparse.ArgumentParser:
-    """The arguments that all have; a program adds its own. doc: its first line is the description."""
+    """Return a parser of the arguments that all have. A program adds its own. doc: its first line is the help."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0] if doc else "")
     parser.add_argument("--scale", type=float, default=1.0, help=f"of {scale_of}; 1 is the published run")
     parser.add_argument("--only", default="", help=f"of: {', '.join(cases)}")
@@ -60,7 +60,7 @@ def parse(
 
 
 def wanted(given: argparse.Namespace, cases: Mapping[str, object]) -> list[str]:
-    """The cases to be run, in their own order."""
+    """Return the cases to be run, in their own order."""
     named = [name for name in given.only.split(",") if name]
     return [name for name in cases if name in named or not named]
 
@@ -68,7 +68,7 @@ def wanted(given: argparse.Namespace, cases: Mapping[str, object]) -> list[str]:
 def in_time(
     given: argparse.Namespace, cases: Mapping[str, object], results: Results, *, end_at: float, contender: str
 ) -> Iterator[str]:
-    """The cases to be run, until time is up; the rest is noted as skipped."""
+    """Yield the cases to be run, until time is up; the rest is noted as skipped."""
     for name in wanted(given, cases):
         if time.monotonic() > end_at:
             results.skip(name, contender, f"the time of the run was up ({given.limit:.0f} s)")
@@ -157,7 +157,7 @@ def run(
 
 
 class Interrupted(SystemExit):
-    """By a signal: no other end is taken for one."""
+    """Is an interruption by a signal: no other end is taken for one."""
 
     code: int
 

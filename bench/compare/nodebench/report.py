@@ -31,7 +31,7 @@ class Goal:
 
 
 def rows_of(goals: Iterable[Goal]) -> list[dict[str, Any]]:
-    """As JSON has them."""
+    """Return the rows as JSON has them."""
     return [{**asdict(goal), "verdict": goal.verdict} for goal in goals]
 
 

@@ -1,4 +1,4 @@
-"""What was measured, and who could not be measured and why."""
+"""Holds what was measured, and who could not be measured and why."""
 
 from __future__ import annotations
 

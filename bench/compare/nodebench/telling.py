@@ -1,4 +1,4 @@
-"""What every benchmark does with what it sees: says it at once, and goes on when one contender fails."""
+"""Says what a benchmark sees at once, and continues when one contender fails."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Telling:
 
     @contextmanager
     def attempt(self, measure: str, contender: str) -> Iterator[None]:
-        """What fails inside is listed as not run, with its reason; the others go on."""
+        """List what fails inside as not run, with its reason; the others continue."""
         try:
             yield
         except (NotRunError, HeadraceError, OSError, KeyError, ValueError) as error:

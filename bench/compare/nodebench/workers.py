@@ -1,4 +1,4 @@
-"""What runs in a process of its own: readers and loaders. Prints one JSON line.
+"""Runs in a process of its own: readers and loaders. Prints one JSON line.
 
 Time and processor time are taken inside, around the loop, so that the start of Python is in neither.
 """
@@ -96,7 +96,7 @@ def random_mmap(path: str, count: str, seed: str) -> dict[str, float]:
 
 
 def load_model_whole(path: str) -> dict[str, float]:
-    """By headrace.integrations.safetensors, every value used."""
+    """Load a model by headrace.integrations.safetensors, every value used."""
     from headrace.integrations.safetensors import iter_model
 
     start = time.perf_counter()

@@ -21,7 +21,7 @@ class SimulatedCache(Protocol):
 
 
 class PolicyCache:
-    """With a policy of the store: lru or s3fifo."""
+    """Is a cache with a policy of the store: lru or s3fifo."""
 
     def __init__(self, name: str, capacity: int) -> None:
         self.resident: set[int] = set()
@@ -57,7 +57,7 @@ class FixedCache:
 
 
 class PlannedCache:
-    """With the plans' victims. A file that is needed later than all that is resident is read and not kept."""
+    """Is a cache with the plans' victims. A file that is needed after all resident ones is read and not kept."""
 
     def __init__(self, orders: MergedOrders, capacity: int) -> None:
         self.resident: set[int] = set()

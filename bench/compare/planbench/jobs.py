@@ -30,7 +30,7 @@ def trace(files: int, jobs: int, epochs: int) -> Iterator[tuple[int, int, int]]:
 
 
 def misses(cache: SimulatedCache, files: int, jobs: int, epochs: int) -> list[int]:
-    """The misses of each epoch, in files."""
+    """Return the misses of each epoch, in files."""
     counts = [0] * epochs
     for _, epoch, file in trace(files, jobs, epochs):
         counts[epoch] += not cache.read(file)
@@ -70,7 +70,7 @@ class PlannedJobs:
 
 
 def substituted_misses(cache: SimulatedCache, files: int, jobs: int, epochs: int) -> list[int]:
-    """The misses of each epoch of jobs that read cached samples first, a batch a job in turn."""
+    """Return the misses of each epoch of jobs that read cached samples first, a batch a job in turn."""
     counts = [0] * epochs
     for epoch in range(epochs):
         orders = [epoch_order(files, job, epoch) for job in range(jobs)]

@@ -1,4 +1,4 @@
-"""How long a warm batch waits beside a load, a checkpoint and a rebalance, of its median.
+"""Measures how long a warm batch waits beside a load, a checkpoint and a rebalance, of its median.
 
 A lab of two nodes with an object store of its own. One rank on node 1 reads batches in its own process, so that a
 batch's wait is what its reads take. The data set is warm: the rank has read it once. Then it reads it for a while

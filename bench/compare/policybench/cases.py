@@ -55,7 +55,7 @@ def popular(count: int, files: int, seed: int, exponent: float = 0.9) -> Iterato
 
 
 def with_scans(reads: Iterator[FileId], scans: int) -> Iterator[FileId]:
-    """That many files that are read once, behind each read."""
+    """Yield reads, with that many files that are read once behind each."""
     number = SCANNED
     for id in reads:
         yield id

@@ -32,7 +32,7 @@ DISK_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class Run:
-    """Of training. nodes: how many, one after the other. sizes, times: factors. steps: of an epoch."""
+    """Is a run of training. nodes: how many, one after the other. sizes, times: factors. steps: of an epoch."""
 
     nodes: tuple[int, ...]
     sizes: float
@@ -52,7 +52,7 @@ counts a tenth of what it counts in SHORT."""
 
 @dataclass(frozen=True)
 class Setting:
-    """Of checkpoints. disk_bytes_s: of each node's disk, each way. write: the mode of writing."""
+    """Is a setting of checkpoints. disk_bytes_s: of each node's disk, each way. write: the mode of writing."""
 
     disk_bytes_s: int
     rate_bits_s: int
@@ -128,7 +128,7 @@ def checkpoint(bench: Bench) -> None:
 
 
 def copies(bench: Bench) -> None:
-    """The same, where an fsync waits for a copy on another node: links are the limit, and one node has nobody."""
+    """Measure the same where an fsync waits for a copy on another node. Links are the limit; one node has no other."""
     for _ in range(bench.repeat):
         for nodes in NODES[1:]:
             _one_checkpoint(bench, "checkpoint with copies", WITH_COPIES, nodes, HEADRACE)
@@ -153,7 +153,7 @@ def _one_checkpoint(bench: Bench, name: str, setting: Setting, nodes: int, who: 
 
 @contextmanager
 def _folders(bench: Bench, setting: Setting, nodes: int, who: str) -> Iterator[list[tuple[str, list[str]]]]:
-    """Where checkpoints go: one a node, on its own disk."""
+    """Return where checkpoints go: one a node, on its own disk."""
     folder = bench.place.folder("disks")
     with ExitStack() as undo:
         bench.place.undo.callback(undo.close)  # a second time, should a signal end the first

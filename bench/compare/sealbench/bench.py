@@ -1,4 +1,4 @@
-"""What the cases share: the plain folder, which is also the origin, and the contenders' mounts."""
+"""Holds what the cases share: the plain folder, which is also the origin, and the contenders' mounts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured: small files with a dropped and a warm page cache, a walk, the seal itself, and many versions."""
+"""Measures small files with a dropped and a warm page cache, a walk, the seal itself, and many versions."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from headrace.lab import network, processes, services
 
 
 class Relay:
-    """To `upstream`, on all addresses. Each answer waits delay_s."""
+    """Relays to `upstream`, on all addresses. Each answer waits delay_s."""
 
     def __init__(self, upstream: tuple[str, int], delay_s: float) -> None:
         self._upstream = upstream
@@ -57,7 +57,7 @@ def _move(source: socket.socket, sink: socket.socket, before_each: Callable[[], 
 def slow_store(
     folder: str, lab_folder: str, delay_s: float
 ) -> Iterator[tuple[services.ObjectStore, services.ObjectStore]]:
-    """The store itself, and as the nodes of a lab in that folder see it."""
+    """Yield the store itself, and as the nodes of a lab in that folder see it."""
     try:
         store = services.start_object_store(folder, "127.0.0.1")
         endpoint = urlsplit(store.options["endpoint"])

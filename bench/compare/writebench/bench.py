@@ -1,4 +1,4 @@
-"""What the cases share: settings, the object store, contenders that come and go, workers."""
+"""Holds what the cases share: settings, the object store, contenders that come and go, workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Bench(Telling):
         return answer
 
     def new_folder(self) -> str:
-        """Of the bucket, never used before."""
+        """Return a folder of the bucket that was never used before."""
         self.turns += 1
         return f"turn-{self.turns}"
 

@@ -126,7 +126,7 @@ def _write_and_persist(bench: Bench, source: str, data: str, *, later: bool) -> 
 
 
 def _checked(bench: Bench, source: str, data: str, folder: str) -> int:
-    """The bytes of all files, once each is at the origin with its size, and some with their bytes."""
+    """Return the bytes of all files, once each is at the origin with its size, and some with their bytes."""
     store = bench.server.store
     assert store is not None
     sizes: dict[str, int] = {}

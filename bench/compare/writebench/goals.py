@@ -1,4 +1,4 @@
-"""What is wanted of writing, against what was measured."""
+"""Compares what is wanted of writing with what was measured."""
 
 from __future__ import annotations
 

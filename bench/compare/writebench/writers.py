@@ -1,4 +1,4 @@
-"""What runs in a process of its own: writers, and who reads back what they wrote. Prints one JSON line.
+"""Runs in a process of its own: writers, and who reads back what they wrote. Prints one JSON line.
 
 All bytes come out of one random block that is made from a seed, so a reader knows what must be there.
 """
@@ -31,7 +31,7 @@ def block() -> memoryview:
 
 
 def large(path: str, size: str) -> dict[str, float]:
-    """From the open of a new file to the end of its close; fsync before it."""
+    """Measure from the open of a new file to the end of its close; fsync before it."""
     source, total = block(), int(size)
     busy, start = busy_s(), time.perf_counter()
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
