@@ -1,4 +1,4 @@
-"""What holds for unit tests: time is virtual, but for those with the mark `real_time`."""
+"""This holds for unit tests: time is virtual, but for those with the mark `real_time`."""
 
 from __future__ import annotations
 

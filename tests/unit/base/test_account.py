@@ -21,7 +21,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def open_place() -> Iterator[Path]:
-    """Where other users come to: below no private directory of the tests."""
+    """Yield a place where other users come to: below no private directory of the tests."""
     folder = Path(tempfile.mkdtemp(prefix="headrace-test-"))
     folder.chmod(0o755)
     yield folder

@@ -1,4 +1,4 @@
-"""What is below a directory that others change: links lead nobody away, by the kernel's walk and by names alike."""
+"""Below a directory that others change, links lead nobody away, by the kernel's walk and by names alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When another side is not asked, and when it is tried again. Times are numbers here."""
+"""A breaker decides when another side is not asked, and when it is tried again. Times are numbers here."""
 
 from __future__ import annotations
 

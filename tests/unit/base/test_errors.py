@@ -1,4 +1,4 @@
-"""What all errors of Headrace's have in common."""
+"""All errors of Headrace's have this in common."""
 
 from __future__ import annotations
 

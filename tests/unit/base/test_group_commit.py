@@ -1,4 +1,4 @@
-"""What arrives within a moment is worked on together, and each hears of its own."""
+"""Requests that arrive within a moment are worked on together, and each gets its own result."""
 
 from __future__ import annotations
 

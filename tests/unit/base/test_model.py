@@ -1,4 +1,4 @@
-"""What makes two versions, or two files' attributes, the same."""
+"""Two versions, or two files' attributes, are the same in these cases."""
 
 from __future__ import annotations
 

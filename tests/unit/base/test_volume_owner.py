@@ -105,7 +105,7 @@ def test_a_record_of_an_earlier_version_gets_its_number(folders: list[str]) -> N
 def test_a_volume_whose_disk_is_not_mounted_is_refused(
     folders: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is below its mountpoint is another disk, and small."""
+    """Another disk is below its mountpoint, and it is small."""
     a1, a2, a3, _ = folders
     mounted = {"/", a2}
     monkeypatch.setattr(os.path, "ismount", lambda path: path in mounted)

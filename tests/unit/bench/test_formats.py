@@ -1,4 +1,4 @@
-"""What is written can be read by others: tfrecords by awscrt's CRC-32C and protobuf, npz by zipfile."""
+"""Others can read what is written: tfrecords by awscrt's CRC-32C and protobuf, npz by zipfile."""
 
 from __future__ import annotations
 

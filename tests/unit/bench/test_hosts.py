@@ -1,4 +1,4 @@
-"""Who is which host, by SLURM's words and by ours."""
+"""Each host knows its number, by SLURM's words and by ours."""
 
 from __future__ import annotations
 

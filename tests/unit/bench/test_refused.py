@@ -1,4 +1,4 @@
-"""What a benchmark refuses before it does anything."""
+"""A benchmark refuses wrong input before it does anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user's word names, and folders: whole files or none."""
+"""A user's word names a place, and folders have whole files or none."""
 
 from __future__ import annotations
 

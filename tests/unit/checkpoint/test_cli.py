@@ -39,7 +39,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> R
 
 @pytest.fixture
 def run_json(run: Run) -> Callable[..., Any]:
-    """What it prints with --json, held against the manual."""
+    """Return what it prints with --json, held against the manual."""
 
     def call(*words: object) -> Any:
         status, out, err = run(*words, "--json")

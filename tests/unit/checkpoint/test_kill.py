@@ -37,7 +37,7 @@ def crasher() -> Iterator[Crasher]:
 
 
 class History:
-    """What was tried and what was acknowledged in one folder, against what is there."""
+    """Compares what was tried and what was acknowledged in one folder with what is there."""
 
     def __init__(self, where: Path, seed: int) -> None:
         self.where, self.seed = str(where), seed

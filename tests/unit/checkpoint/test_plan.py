@@ -1,4 +1,4 @@
-"""What is decided without I/O: chunks and slots, full or incremental, retention, compression."""
+"""These decisions need no I/O: chunks and slots, full or incremental, retention, compression."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What somebody meets who just installed it: completion, `up` without an origin, errors of the system in one line."""
+"""A user who just installed it meets these: completion, `up` without an origin, errors of the system in one line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests import fork_server
 
 
 def completed(*words: str) -> list[str]:
-    """What the shell is offered for the last word."""
+    """Return what the shell is offered for the last word."""
     environment = {
         **os.environ,
         "_HEADRACE_COMPLETE": "complete_bash",

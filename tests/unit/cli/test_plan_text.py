@@ -1,4 +1,4 @@
-"""What `headrace plan show JOB` prints for a job without a plan."""
+"""`headrace plan show JOB` prints this for a job without a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who sets a policy is in its history, also where the user has no name."""
+"""The author of a policy is in its history, also where the user has no name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `node run` and the gateways print when they are ready ends none of them if it can't be printed."""
+"""Lines that `node run` and the gateways print when they are ready end none of them if they can't be printed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATE = RunState(kind="node", pid=os.getpid(), socket="s")
 
 
 class EndOfProcess(Exception):
-    """What `os._exit` raises in a test."""
+    """Is raised instead of `os._exit` in a test."""
 
 
 def failing(error: Exception) -> Any:

@@ -1,4 +1,4 @@
-"""When the supervisor tries again to mount a seal that could not be mounted."""
+"""The supervisor tries again to mount a seal that could not be mounted."""
 
 from __future__ import annotations
 

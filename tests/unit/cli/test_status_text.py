@@ -1,4 +1,4 @@
-"""What `headrace status` prints of seals, for people."""
+"""`headrace status` prints seals for people."""
 
 from __future__ import annotations
 

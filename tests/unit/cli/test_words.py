@@ -1,4 +1,4 @@
-"""What words of the command line are taken for."""
+"""Words of the command line name origins, options of origins, paths and secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where settings come from, which wins, and what is refused."""
+"""Settings come from several places: these tests say which wins, and what is refused."""
 
 from __future__ import annotations
 

@@ -317,7 +317,7 @@ class NodesFixture:
         self.view = next_view(self.view, infos, epoch=self.view.epoch + 1)
 
     def view_with(self, ids: str) -> ClusterView:
-        """What `change` would make."""
+        """Return the view that `change` would make."""
         return self._view_of(ids, self.view)
 
     def put(self, name: str, body: bytes) -> None:

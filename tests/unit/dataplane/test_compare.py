@@ -1,4 +1,4 @@
-"""What an origin sends wrong: never kept where its version names a digest of the right bytes."""
+"""Wrong bytes of an origin are never kept where its version names a digest of the right ones."""
 
 from __future__ import annotations
 

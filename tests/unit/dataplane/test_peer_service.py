@@ -1,4 +1,4 @@
-"""What a node opens for its peers, it closes again, whatever fails."""
+"""A node closes again what it opens for its peers, whatever fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far ahead to fetch, as pure arithmetic."""
+"""Pure arithmetic decides how far ahead to fetch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is asked, in which order."""
+"""A route names who is asked, in which order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies in deploy/: the unit by systemd's own check, the manifests by the schemas of the API, the scripts run."""
+"""Systemd's own check accepts the unit of deploy/, the schemas of the API accept the manifests, and the scripts run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the sampler's parts see: of real processes where that is cheap, of py-spy's and NVML's words where it is not."""
+"""The sampler's parts see real processes where that is cheap, and py-spy's and NVML's words where it is not."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ OpenMount = Callable[..., MemoryMount]
 
 @pytest.fixture
 def origin(tmp_path: Path) -> dict[str, bytes]:
-    """What the origin has, by path; `big` has several blocks."""
+    """Return what the origin has, by path; `big` has several blocks."""
     files = {
         "small": b"0123456789",
         "empty": b"",

@@ -24,7 +24,7 @@ NUMBER = struct.Struct("<i")
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> MemoryBackings:
-    """What the kernel would have registered."""
+    """Return what the kernel would have registered."""
     kernel = MemoryBackings()
     monkeypatch.setattr(device, "backing_open", lambda fuse_fd, fd: kernel.open(fd))
     monkeypatch.setattr(device, "backing_close", lambda fuse_fd, backing_id: kernel.close(backing_id))

@@ -1,4 +1,4 @@
-"""What a mount that can be written answers when its work fails."""
+"""A mount that can be written answers with an errno when its work fails."""
 
 from __future__ import annotations
 

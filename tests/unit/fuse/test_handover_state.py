@@ -1,4 +1,4 @@
-"""What a session leaves to the next one, as the next one reads it."""
+"""The next session reads what a session leaves to it."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ WITH_NAME: dict[Opcode, tuple[Part, ...]] = {
 
 @pytest.fixture
 def outside(tmp_path: Path) -> dict[str, bytes]:
-    """What lies beside the layer's tree and beside the mount's directories."""
+    """Return what lies beside the layer's tree and beside the mount's directories."""
     (tmp_path / "outside").write_bytes(b"outside")
     (tmp_path / "upper").mkdir(mode=0o700, exist_ok=True)
     (tmp_path / "upper/outside").write_bytes(b"outside")

@@ -140,7 +140,7 @@ def test_a_sample_may_open_its_files_in_threads(folder: Path) -> None:
 
 
 def test_what_other_threads_open_is_no_file_of_a_sample_that_opens_its_own(folder: Path) -> None:
-    """As a thread that writes logs, or reads a checkpoint."""
+    """A thread may write logs, or read a checkpoint."""
     files = ReportedFiles(folder)
 
     def open_another(_: int) -> None:

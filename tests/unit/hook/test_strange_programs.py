@@ -1,4 +1,4 @@
-"""What programs do with threads, signals and forks is the same with the hook, and their loaders are planned."""
+"""Programs do the same with threads, signals and forks with the hook, and their loaders are planned."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_trainer_that_was_forked_has_plans_of_its_own(tmp_path: Path, node: An
 
 
 def test_a_data_set_whose_files_change_is_another_one(tmp_path: Path, node: AnsweringNode) -> None:
-    """What workers tell of it belongs to the stream that has begun then."""
+    """Reports of its workers belong to the stream that has begun then."""
     plain = run_program(tmp_path, None, CHANGING, 1, 2)
     assert run_program(tmp_path, node, CHANGING, 1, 2) == plain
     started = [request.key for request in node.requests if isinstance(request, PlanStart)]

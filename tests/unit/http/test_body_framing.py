@@ -1,4 +1,4 @@
-"""How the body of a request is delimited: by its length, by chunks, and after "100 Continue"."""
+"""The body of a request is delimited by its length, by chunks, and after "100 Continue"."""
 
 from __future__ import annotations
 

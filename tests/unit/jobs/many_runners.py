@@ -60,7 +60,7 @@ class CountingOrigin(MemoryOrigin):
 
 
 class SharedRecords:
-    """What etcd has, in memory: changes are told later, in order, to each that follows."""
+    """Holds in memory what etcd has: changes are reported later, in order, to each that follows."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -285,7 +285,7 @@ class JobClusterFixture:
         return [owner.id for owner in self.view.owners(b"/" + name.encode(), segment, replicas=copies)]
 
     async def end_of(self, node: str, id: str) -> JobState:
-        """How it ended, as a node tells it, which hears of the job within a second."""
+        """Return how it ended, as a node reports it, which hears of the job within a second."""
         await until(lambda: id in {row.id for row in self.runners[node].jobs.rows()})
         async for state in self.runners[node].jobs.states(id):
             assert state.files_done <= state.files_total or state.listing

@@ -174,7 +174,7 @@ async def test_a_node_that_joins_in_the_middle_does_its_share(world: JobClusterF
 
 
 async def test_the_counts_of_a_part_are_carried_over_a_change_of_the_ring(world: JobClusterFixture) -> None:
-    """What moved to the new node is not claimed by the old ones, and the rest goes on counting."""
+    """The old nodes do not claim what moved to the new one, and the rest continues counting."""
     names = world.put_many(60)
     world.origin.hold_after = 40
     id = await world.runners["a"].jobs.submit("load", "/d", {})
@@ -424,7 +424,7 @@ async def test_a_node_that_was_cut_off_begins_no_job_again_that_is_over_and_forg
 
 
 async def test_records_that_tell_at_once(tmp_path: Path) -> None:
-    """As those of one process do: what is written is heard before the write returns."""
+    """Records of one process do so: what is written is heard before the write returns."""
     shared = Followers()
     async with JobClusterFixture(tmp_path, records=lambda _: EmbeddedRecords(shared)).running() as w:
         names = w.put_many(30)

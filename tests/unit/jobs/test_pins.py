@@ -1,4 +1,4 @@
-"""What is pinned stays so on whoever owns it: after a change of the members, of a name, of etcd's data."""
+"""A pinned file stays so on each owner: after a change of the members, of a name, of etcd's data."""
 
 from __future__ import annotations
 

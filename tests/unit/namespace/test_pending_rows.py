@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 class Others:
-    """What they say. gone: whether one of them is."""
+    """Answers for the other nodes. gone: whether one of them is."""
 
     def __init__(self) -> None:
         self.said: dict[bytes, Rows] = {}

@@ -40,7 +40,7 @@ class FlakyRecords(EmbeddedRecords):
 
 
 class FilesOfNode:
-    """What HotCopies did with the files of a node."""
+    """Notes what HotCopies did with the files of a node."""
 
     def __init__(self, *, is_primary: bool) -> None:
         self.primary = is_primary

@@ -1,4 +1,4 @@
-"""What a node does with reported changes: its receivers, its own listings, and the reports to other nodes."""
+"""A node handles reported changes by its receivers, its own listings, and reports to other nodes."""
 
 from __future__ import annotations
 

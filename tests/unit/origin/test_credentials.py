@@ -1,4 +1,4 @@
-"""Where credentials come from, and that they go nowhere else."""
+"""Credentials come from known places, and go nowhere else."""
 
 from __future__ import annotations
 

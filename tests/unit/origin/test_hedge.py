@@ -49,7 +49,7 @@ class HedgeFixture:
         self.origin = RetryOrigin(self.hedging)
 
     async def read(self, start: int = 0, timeout_s: float = 60.0) -> float:
-        """How long it took."""
+        """Return how long it took."""
         begun_s = monotonic_s()
         arrived = await self.origin.read_range(
             "f", start, len(DATA), version=self.version, deadline=Deadline.after(timeout_s)

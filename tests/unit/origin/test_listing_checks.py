@@ -168,7 +168,7 @@ async def test_a_store_that_continues_its_listings_is_believed(
 async def test_a_store_that_breaks_off_its_listings_is_refused(
     store: _Store, directory: str, deep: int, heeds_start: bool
 ) -> None:
-    """As stores without ListObjectsV2 do, which answer as for its first version."""
+    """Stores without ListObjectsV2 do so: they answer as for its first version."""
     store.has_tokens, store.heeds_start = False, heeds_start
     store.keys = files(deep, f"{directory}below/") + files(PAGE + 1, directory)
     expected = OriginUnavailableError if heeds_start else OriginError

@@ -1,4 +1,4 @@
-"""What the suite can't bring about in a folder: crashes, races within microseconds, file systems that can less."""
+"""The suite can't bring about these in a folder: crashes, races within microseconds, file systems that can less."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_file_made_in_the_last_moment_stays(tmp_path: Path, monkeypatch: pytes
 
 @pytest.fixture
 def without_renameat2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on NFS."""
+    """Take renameat2 away, as on NFS."""
 
     rename_at = beneath.rename_at
 

@@ -1,4 +1,4 @@
-"""What an object has beside its bytes belongs to those bytes."""
+"""Metadata that an object has beside its bytes belongs to those bytes."""
 
 from __future__ import annotations
 

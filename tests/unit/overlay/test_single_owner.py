@@ -55,7 +55,7 @@ def text(upper, path):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[str]:
-    """Where another user may come to; a process of root made no file below."""
+    """Yield a place where another user may come to; a process of root made no file below."""
     for path in (tmp_path, *tmp_path.parents):
         if path.is_relative_to(tempfile.gettempdir()) and path != Path(tempfile.gettempdir()):
             path.chmod(path.stat().st_mode | 0o011)

@@ -1,4 +1,4 @@
-"""What the kernel says of who may write to a file, and of who writes."""
+"""The kernel says who may write to a file, and who writes."""
 
 from __future__ import annotations
 

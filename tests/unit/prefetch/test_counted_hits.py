@@ -80,7 +80,7 @@ async def test_files_that_go_before_their_use_are_misses_alone(node: PlannedNode
 async def test_samples_that_were_read_before_the_node_knew_their_order_are_not_counted(
     node: PlannedNode,
 ) -> None:
-    """As those of a job whose node was replaced in mid-epoch."""
+    """A job whose node was replaced in mid-epoch has such samples."""
     async with node.running():
         job = Job(node)
         await job.begin(shuffled(1))

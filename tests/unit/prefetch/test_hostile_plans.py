@@ -237,7 +237,7 @@ async def test_large_files_are_not_fetched_ahead(node: PlannedNode, monkeypatch:
 
 
 async def test_data_sets_with_the_same_key_are_not_mixed(node: PlannedNode) -> None:
-    """As the two halves of a random_split. What their workers open could belong to either."""
+    """The two halves of a random_split have one key. Files that their workers open could belong to either."""
     async with node.running():
         first, second = Job(node, "a"), Job(node, "b", digest=b"other")
         second.start = PlanStart("b", "train", 0, 1, first.key, b"other", FILES, 4)

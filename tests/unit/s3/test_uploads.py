@@ -222,7 +222,7 @@ def test_a_part_of_a_version_that_was_changed_meanwhile_is_not_copied(tmp_path: 
 
 
 def test_all_uploads_are_listed_although_those_of_a_page_are_aborted(tmp_path: Path) -> None:
-    """As programs do that abort uploads page by page. The markers then name an upload that has ended."""
+    """Programs abort uploads page by page. The markers then name an upload that has ended."""
     uploads = Uploads(os.fsencode(tmp_path / "uploads"), DurableWrites(os.fsencode(tmp_path), lambda: False))
     parts, call = Multipart(cast(Any, FakeObjects()), uploads), S3Call("list_uploads", b"b", b"")
     begun = [uploads.begin(About(b"b", key, 0.0)) for key in (b"j", b"k", b"k", b"k", b"l")]

@@ -64,7 +64,7 @@ def open_disks(tmp_path: Path) -> Iterator[OpenDisks]:
 
 
 def crash(store: Store) -> None:
-    """What kill -9 leaves: nothing is synced or marked; locks are let go."""
+    """Leave what kill -9 leaves: nothing is synced or marked; locks are released."""
     if store._closed:
         return
     store._closed = True

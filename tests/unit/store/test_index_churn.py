@@ -52,7 +52,7 @@ class Churn:
 
 
 def wait_for_renewal() -> None:
-    """As where the disk keeps up with what is written."""
+    """Wait for the renewal, as where the disk keeps up with what is written."""
     for thread in threading.enumerate():
         if thread.name == "checkpoint":
             thread.join()
@@ -66,7 +66,7 @@ def index(tmp_path: Path) -> Index:
 
 
 def bloated(index: Index) -> Churn:
-    """As if no checkpoint could be made for a while; then the node is killed."""
+    """Bloat the index as if no checkpoint could be made for a while; then the node is killed."""
     churn = Churn(index)
     index.state.checkpoint()
     with index._env.begin():  # a reader that never ends keeps all pages

@@ -50,7 +50,7 @@ def test_kill(tmp_path: Path, failpoint: str) -> None:
 
 
 def check(store: Store, name: bytes, body: bytes, *, rotten: bool) -> None:
-    """What is said to be complete is the body; what is incomplete can be filled to the end."""
+    """Check that a complete file is the body, and that an incomplete one can be filled to the end."""
     entry = entry_of(store, name)
     cached = store.index.cached(entry.id)
     if cached is None:
@@ -80,7 +80,7 @@ def open_and_close(folder: str) -> bool:
 
 
 def test_killed_while_it_recovers_from_a_power_loss(tmp_path: Path) -> None:
-    """What was not synced is not trusted by the second start either, and strays are still looked for."""
+    """The second start does not trust what was not synced either, and still looks for strays."""
     folder = str(tmp_path)
     store = open_at(folder)
     store.complete_small_many([(entry_of(store, b"small"), SMALL)])

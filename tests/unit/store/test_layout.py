@@ -1,4 +1,4 @@
-"""Where cache files lie: their directories come and go, and files of the older layout move."""
+"""Cache files lie in directories by their ids: their directories come and go, and files of the older layout move."""
 
 from __future__ import annotations
 

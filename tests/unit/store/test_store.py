@@ -381,7 +381,8 @@ def test_a_power_loss_before_any_sync_leaves_no_stray_file(open_store: OpenStore
 
 @pytest.mark.root
 def test_what_came_with_the_bytes_is_noted_with_them(open_store: OpenStore) -> None:
-    """As soon as some of a large file is here; it outlives a kill, and goes when the origin told another time."""
+    """They are noted with the first bytes of a large file. They outlive a kill, and end when the origin names another
+    time."""
     metadata = ObjectMetadata({"a": "b"}, {"Content-Type": "text/x"}, None)
     store = open_store()
     small, bare, large = named(store, b"small", 5), named(store, b"bare", 5), named(store, b"large", 3 * MIB)
@@ -407,7 +408,7 @@ def test_what_came_with_the_bytes_is_noted_with_them(open_store: OpenStore) -> N
 
 
 def test_a_usual_content_type_is_a_number_in_the_record(open_store: OpenStore) -> None:
-    """Where the token leaves room for it, and there is nothing beside it."""
+    """The token must leave room for it, and there is nothing beside it."""
     jpeg, none = ObjectMetadata({}, {"Content-Type": "image/jpeg"}, None), ObjectMetadata({}, {}, None)
     digest = '"0123456789abcdef0123456789abcdef"'
     given = {

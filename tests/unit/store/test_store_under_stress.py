@@ -1,4 +1,4 @@
-"""What threads, full disks, power losses and people do to a store."""
+"""A store stands threads, full disks, power losses and people."""
 
 from __future__ import annotations
 

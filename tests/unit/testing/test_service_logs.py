@@ -44,7 +44,7 @@ def test_warnings_errors_and_traces_are_collected_once(log: Path) -> None:
 
 
 def test_a_log_that_was_emptied_is_read_from_its_beginning(log: Path) -> None:
-    """As a lab does when it starts a node again."""
+    """A lab empties the log when it starts a node again."""
     write(log, "INFO one line\nWARNING first\n")
     service_logs.collect([log])
     log.write_text("WARNING second\n")

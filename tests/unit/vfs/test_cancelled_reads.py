@@ -50,7 +50,7 @@ def begun(vfs: LocalVfs, node: ScriptedNode, reader: LocalBulkReader) -> Iterato
 
 
 def test_reads_that_nobody_waits_for_end(vfs: LocalVfs, nodes: list[ScriptedNode]) -> None:
-    """As after Ctrl-C: the end of the program waits for its threads."""
+    """The end of the program waits for its threads, as after Ctrl-C."""
     reader = LocalBulkReader(vfs)
     results = begun(vfs, nodes[0], reader)
     assert ended(getattr(results, "close"))  # noqa: B009 - a generator

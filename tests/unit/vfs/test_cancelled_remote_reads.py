@@ -35,7 +35,7 @@ def start() -> Iterator[Start]:
 
 
 class Node:
-    """What a node answers. go_on: set when hanging requests may end."""
+    """Answers as a node does. go_on: set when hanging requests may end."""
 
     def __init__(self) -> None:
         self.hanging = self.ranges = 0

@@ -242,7 +242,7 @@ def test_places_in_both_forms() -> None:
 
 
 def test_hosts_are_those_of_the_owners() -> None:
-    """As the nodes themselves find them; one that is draining owns nothing."""
+    """The nodes find them in the same way; one that is draining owns nothing."""
     nodes = {
         f"n{number}": NodeInfo(
             f"n{number}", "i", f"host-{number}:7000", "", 10 << 30, "1", 1, draining=number == 3

@@ -19,7 +19,7 @@ SERVICES = ["127.0.0.1:9870"]
 
 
 def change(path: Path, text: str) -> None:
-    """As an operator does: whole, and of this user alone."""
+    """Change the file as an operator does: whole, and of this user alone."""
     draft = path.with_suffix(".draft")
     draft.write_text(text)
     draft.chmod(0o600)

@@ -1,4 +1,4 @@
-"""What a node answers about the names of a writer whose replicas it has."""
+"""A node answers about the names of a writer whose replicas it has."""
 
 from __future__ import annotations
 

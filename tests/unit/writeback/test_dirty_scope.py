@@ -1,4 +1,4 @@
-"""What a node's record says of where it wrote."""
+"""A node's record says where it wrote."""
 
 from __future__ import annotations
 

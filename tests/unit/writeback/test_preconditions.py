@@ -1,4 +1,4 @@
-"""What this node believes an origin has: by its journal, by BASE, by the index, and by questions."""
+"""This node believes an origin to have what these say: by its journal, by BASE, by the index, and by questions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node tells of its writes, by records in memory."""
+"""A node reports its writes, here by records in memory."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def snapshot(upper: Upper, path: bytes) -> Snapshot:
 
 
 def send(upper: Upper, mirror: ReplicaLayer, paths: list[bytes]) -> int:
-    """As a lane and a holder do; bytes of large files that were sent."""
+    """Send as a lane and a holder do. Return the bytes of large files that were sent."""
     below = {child for path in paths for child, _ in upper.walk(path)}
     snapshots = [snapshot(upper, path) for path in {*paths, *below}]
     snapshots.sort(key=lambda entry: entry.shape in (EntryType.GONE, EntryType.WHITEOUT))
@@ -149,7 +149,7 @@ def test_only_what_changed_is_sent(layers: tuple[Upper, ReplicaLayer]) -> None:
 
 
 def test_what_was_large_and_small_is_large_again(layers: tuple[Upper, ReplicaLayer]) -> None:
-    """What the mirror knew of it when it was large is true no more."""
+    """The mirror's record of it from when it was large is true no more."""
     upper, mirror = layers
     source, data = plain(upper.at(b"/f")), os.urandom(3 * BLOCK_SIZE_BYTES)
     for size in (len(data), 100, len(data)):
