@@ -1,4 +1,4 @@
-"""What holds for all tests: what of this machine is none of their business, and how the suite is spread when pytest
+"""This holds for all tests: what of this machine is none of their business, and how the suite is spread when pytest
 runs several processes of it (`./dev test` without a path)."""
 
 from __future__ import annotations

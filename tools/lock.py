@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _resolved(name: str, *, upgrade: bool) -> dict[str, str]:
-    """The lines of each package, by its name."""
+    """Return the lines of each package, by its name."""
     output, first = FOLDER / f"{name}.txt", FOLDER / f"{next(iter(ENVIRONMENTS))}.txt"
     command = [
         "uv",
@@ -86,7 +86,7 @@ def _resolved(name: str, *, upgrade: bool) -> dict[str, str]:
 
 
 def _sources_of(name: str, wanted: Path) -> list[str]:
-    """What is asked for: extras of the program, or their packages alone."""
+    """Return what is asked for: extras of the program, or their packages alone."""
     if name in BARE:
         wanted.write_text("\n".join(_project()["optional-dependencies"][name]))
         return [str(wanted)]

@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def build_same_twice(commit: str, out: Path) -> Path:
-    """The wheel of a commit. SystemExit where two builds differ."""
+    """Return the wheel of a commit. SystemExit where two builds differ."""
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
         wheel_1, wheel_2 = (
             build_wheel(export(commit, Path(folder)), Path(folder), epoch_of(commit))
@@ -64,7 +64,7 @@ def build_same_twice(commit: str, out: Path) -> Path:
 
 
 def export(commit: str, folder: Path) -> Path:
-    """The files of a commit, and no others."""
+    """Export the files of a commit, and no others."""
     archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
     source = folder / "source"
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
@@ -75,7 +75,7 @@ def export(commit: str, folder: Path) -> Path:
 
 
 def epoch_of(commit: str) -> int:
-    """When it was committed: the time of all that is built of it."""
+    """Return when it was committed: the time of all that is built of it."""
     command = ["git", "log", "-1", "--format=%ct", commit]
     return int(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
 
@@ -143,7 +143,7 @@ def audit_of(report: dict[str, Any]) -> Audit:
 
 
 def tell(audits: list[Audit]) -> int:
-    """The status of the whole."""
+    """Return the status of the whole."""
     unknown = sorted({name for audit in audits for name in audit.unknown})
     vulnerable = sorted({line for audit in audits for line in audit.vulnerable})
     broken = [audit.why for audit in audits if audit.why or not audit.packages]

@@ -67,7 +67,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _fuzz(name: str, arguments: argparse.Namespace) -> bool:
-    """Whether nothing was found. Says so in one line, and one more for each finding."""
+    """Return whether nothing was found. Print that in one line, and one more for each finding."""
     with tempfile.TemporaryDirectory() as folder:
         report = _run_worker(name, arguments, Path(folder))
     rate = report.inputs / report.seconds if report.seconds else 0.0
@@ -115,7 +115,7 @@ def _run_worker(name: str, arguments: argparse.Namespace, folder: Path) -> Repor
 
 
 def _watch(worker: subprocess.Popen[bytes], board: Board) -> bool:
-    """Whether it had to be given up."""
+    """Return whether it had to be given up."""
     last, since_s = -1, time.monotonic()
     while True:
         try:

@@ -54,7 +54,7 @@ class Judge:
         signal.signal(signal.SIGPROF, self._handler)
 
     def begin_anew(self) -> None:
-        """What the process holds by now does not count as the next input's growth."""
+        """Count what the process holds by now not as the next input's growth."""
         with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as reset:
             reset.write("5")
         self._peak_bytes = peak_bytes()

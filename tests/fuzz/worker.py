@@ -46,7 +46,7 @@ class Found(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """What a run says at its end. guided: by coverage."""
+    """Is the report of a run at its end. guided: by coverage."""
 
     guided: bool = False
     inputs: int = 0

@@ -24,8 +24,8 @@ EXCEPTIONS = {
 
 @dataclass
 class ModuleAssignments:
-    """What one module says of attributes. callables, fields, own: names of those that hold a callable, that a record
-    has, that a class with behaviour assigns. foreign: (name, text) of each that is assigned from outside."""
+    """Holds what one module says of attributes. callables, fields, own: names of those that hold a callable, that a
+    record has, that a class with behaviour assigns. foreign: (name, text) of each that is assigned from outside."""
 
     callables: set[str] = field(default_factory=set)
     fields: set[str] = field(default_factory=set)

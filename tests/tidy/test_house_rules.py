@@ -84,7 +84,7 @@ def test_no_module_binds_the_clock_when_it_is_imported() -> None:
 
 
 def test_no_test_module_imports_another() -> None:
-    """What tests of several modules use has a module of its own, or the conftest of its package."""
+    """Code that tests of several modules use has a module of its own, or the conftest of its package."""
     importing = re.compile(
         r"^(?:from|import) (?:tests|\.)[\w.]*(?:\.| import (?:.*\b)?|\b)test_", re.MULTILINE
     )

@@ -1,4 +1,4 @@
-"""What a page says of tests, errnos and settings is there."""
+"""Tests, errnos and settings that a page names exist."""
 
 from __future__ import annotations
 

@@ -151,6 +151,28 @@ def test_no_docstring_of_a_script_or_test_completes_a_name() -> None:
     assert fragments_of_scripts.findings() == {}
 
 
+CLAUSES = ("As", "How", "What", "When", "Where", "Whether", "Who", "Whose")
+"""First words of docstrings that leave out what the function does: "What it reads."."""
+
+
+@survey("bench/", "tests/conformance/", "tests/fuzz/", "tests/model/", "tests/tidy/", "tests/unit/", "tools/")
+def clauses_of_scripts(module: Module) -> Iterator[str]:
+    documented: list[Function | ast.ClassDef | ast.Module] = [module.tree, *module.nodes(ast.ClassDef)]
+    for node in [*documented, *module.functions()]:
+        first = (ast.get_docstring(node) or "").split(maxsplit=1)[:1]
+        if first and first[0] in CLAUSES:
+            yield f"{module.name}:{getattr(node, 'lineno', 1)} {first[0]}"
+
+
+def test_no_docstring_of_a_script_or_test_begins_with_a_clause() -> None:
+    assert clauses_of_scripts.findings() == {}
+
+
+def test_a_clause_is_found() -> None:
+    text = "'What it is.'\nclass A:\n    'As it is.'\ndef f():\n    'Whatever it is.'\n"
+    assert clauses_of_scripts.look(Module("a.py", text)) == ["a.py:1 What", "a.py:2 As"]
+
+
 def test_a_fragment_below_a_variable_is_found() -> None:
     text = "A = 1\n'What it is.'\nclass B:\n    c: int\n    'Of it.'\n    d = 1\n    'The other one.'\n"
     assert fragments_below_variables.look(Module("a.py", text)) == ["a.py:2 What", "a.py:5 Of"]

@@ -1,4 +1,4 @@
-"""What lies below directories that others change is reached by `SafePath` only (base/beneath.py): no plain call is made
+"""Paths below directories that others change are reached by `SafePath` only (base/beneath.py): no plain call is made
 with a path that was joined. mypy refuses a SafePath where a plain path belongs; this looks for the rest."""
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def methods(definition: ast.ClassDef) -> list[Function]:
 
 
 def arguments(definition: ast.ClassDef) -> int:
-    """How many arguments the constructor takes; 0 for a record."""
+    """Return how many arguments the constructor takes; 0 for a record."""
     for method in methods(definition):
         if method.name == "__init__":
             taken = method.args

@@ -1,4 +1,4 @@
-"""Who may look at whom across the two towers: what import-linter's layers don't say."""
+"""The two towers import each other only as listed, beyond what import-linter's layers say."""
 
 from __future__ import annotations
 

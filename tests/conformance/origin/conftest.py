@@ -73,7 +73,7 @@ SMALL = Sizes(single_max_bytes=1 << 20, part_min_bytes=5 << 20, in_flight_max=3)
 
 
 def in_parts(server: Server, prefix: str) -> Origin:
-    """As build_origin makes it, but with parts as small as S3 takes them."""
+    """Return an origin as build_origin makes it, but with parts as small as S3 takes them."""
     make = {"s3": cloud.s3_stores, "gs": cloud.gcs_stores, "az": cloud.azure_stores}[server.scheme]
     url = server.url(prefix)
     stores = make(url, server.bucket, parse_options(url, server.options()))

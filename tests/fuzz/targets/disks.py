@@ -1,4 +1,4 @@
-"""What disks, kernel and earlier processes of this host left: index, attributes, handover, FUSE requests."""
+"""Disks, the kernel and earlier processes of this host left these: index, attributes, handover, FUSE requests."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _index_values(data: bytes) -> None:
 
 
 def _checkpoint(data: bytes) -> None:
-    """The file that an index is restored from after a power loss."""
+    """Read the file that an index is restored from after a power loss."""
     with tempfile.TemporaryDirectory(dir=_MEMORY) as folder:
         for name, content in (("data.mdb", bytes(2 * index_checkpoint.PAGE_BYTES)), ("checkpoint", data)):
             with open(f"{folder}/{name}", "wb") as file:
@@ -90,8 +90,8 @@ def _attributes(data: bytes) -> None:
 
 
 def _handover(data: bytes) -> None:
-    """The memfd that sessions hand on: its beginning is the input, the rest zeros; of the node's own making, so that
-    only what a killed session may leave is refused silently."""
+    """Read the memfd that sessions hand on: its beginning is the input, the rest zeros. It is of the node's own making,
+    so that only what a killed session may leave is refused silently."""
     with (
         mock.patch.multiple(generations, SLOTS=_SLOTS, BYTES=_GENERATIONS_BYTES),
         mock.patch.multiple(
@@ -159,12 +159,12 @@ _RECORD = ["etag", 3, 0, "", None, []]
 
 
 def _written_bytes(data: bytes) -> None:
-    """The counts of bytes that were written to a volume."""
+    """Decode the counts of bytes that were written to a volume."""
     assert written_bytes.decode_record(data).total >= 0
 
 
 def _volume_record(data: bytes) -> None:
-    """What a volume says of itself."""
+    """Decode what a volume says of itself."""
     record = volume_owner.decode_record(data)
     assert volume_owner.decode_record(msgspec.json.encode(record)) == record
 

@@ -171,7 +171,7 @@ def _check_snapshot(snapshot: Snapshot) -> None:
 
 
 def _same_again(message: Message, decode: object) -> None:
-    """What was taken can be sent on, and means the same then."""
+    """Send on what was taken; it means the same then."""
     assert callable(decode)
     again = decode(frame.encode(message)[frame.HEADER_BYTES :])
     assert repr(again) == repr(message)  # by text: not-a-number is not equal to itself

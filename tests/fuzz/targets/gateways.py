@@ -89,7 +89,7 @@ def _range(request: Request) -> None:
 
 
 def _answer(data: bytes) -> None:
-    """As vfs/remote/cluster_client.py takes it, of every kind."""
+    """Decode it as vfs/remote/cluster_client.py takes it, of every kind."""
     for kind in (
         api.ApiEntries,
         api.ApiJob,

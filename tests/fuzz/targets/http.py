@@ -36,7 +36,7 @@ def _head(data: bytes) -> None:
 
 
 def _answer_stays_one(request: Request) -> None:
-    """What a client sent, said again in an answer, begins no other line."""
+    """Check that what a client sent begins no other line when an answer repeats it."""
     headers = [("X-Told", request.argument(name)) for name in request.arguments]
     head = render_head(Response(200, headers), [], keep_alive=request.keep_alive)
     assert head.count(b"\r\n") == 5 + len(headers) + (not request.keep_alive)

@@ -1,4 +1,4 @@
-"""What the kernel asks the layer of a lazy seal for: names and whole requests."""
+"""The kernel asks the layer of a lazy seal for names and whole requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What origins, and whoever writes at them, report about changes (events/)."""
+"""Origins, and those who write at them, report changes (events/)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What origins answer: headers, ETags, metadata, index pages."""
+"""Origins answer with headers, ETags, metadata, index pages."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _index_page(data: bytes) -> None:
 
 
 def _far_answer(data: bytes) -> None:
-    """What a far cluster lists of a directory."""
+    """Decode what a far cluster lists of a directory."""
     try:
         page = convert(json.loads(data), ApiEntries)
     except (ValueError, RecursionError):

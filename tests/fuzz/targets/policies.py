@@ -1,4 +1,4 @@
-"""What operators write as a policy, and what a node makes of it for any path (policy/)."""
+"""Operators write a policy, and a node applies it to any path (policy/)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What S3's clients send: requests with their signatures, bodies, forms and policies, XML."""
+"""S3's clients send requests with their signatures, bodies, forms and policies, XML."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _form(data: bytes) -> None:
 
 
 def _policy(data: bytes) -> None:
-    """The policy's document; its fields are fixed."""
+    """Read the policy's document; its fields are fixed."""
     fields = {
         "key": "a/b",
         "policy": base64.b64encode(data).decode(),

@@ -47,7 +47,7 @@ def _read_record(data: bytes) -> None:
 
 
 def _read_shared(data: bytes) -> None:
-    """What is accepted names its own seal, and a directory below the root of a mount."""
+    """Check that what is accepted names its own seal, and a directory below the root of a mount."""
     record = decode_record(data, SEAL)
     assert record.seal == SEAL and list_key(record.id).count("/") == 3
     assert ".." not in record.path.split("/") and not record.path.startswith("/")

@@ -27,7 +27,7 @@ _RECORDS = {
 
 
 def _seals() -> Seals:
-    """What it read of its files stays, as of files that are half written."""
+    """Make seals. What they read of their files stays, as of files that are half written."""
     numbers = iter(range(1800, 1900))
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(making, "_new_key", lambda: ec.derive_private_key(next(numbers), ec.SECP256R1()))
@@ -39,7 +39,7 @@ _SEALS = _seals()
 
 
 def _open(data: bytes) -> None:
-    """What is opened is what was sealed for that key; what is not leaves what was believed."""
+    """Open a record. An opened one was sealed for that key; a refused one leaves what was believed."""
     believed = dict(_RECORDS)
     opened = 0
     for key, record in _RECORDS.items():

@@ -1,4 +1,4 @@
-"""What operators write: files and variables of the configuration, sizes, write modes, addresses, URLs of origins."""
+"""Operators write these: files and variables of the configuration, sizes, write modes, addresses, URLs of origins."""
 
 from __future__ import annotations
 

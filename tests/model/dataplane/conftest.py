@@ -1,4 +1,4 @@
-"""What all tests of a node that writes need."""
+"""All tests of a node that writes need these."""
 
 from __future__ import annotations
 

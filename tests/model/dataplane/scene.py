@@ -25,7 +25,7 @@ class HeldCalls:
         self.begun, self.go_on = asyncio.Event(), asyncio.Event()
 
     def lose(self, name: str) -> None:
-        """The answer of the next call of that name."""
+        """Lose the answer of the next call of that name."""
         real = getattr(self._origin, name)
 
         async def call(*args: Any, **more: Any) -> Any:
@@ -81,7 +81,7 @@ class WriterFixture:
         await self.do(lambda: self.session.put_bytes(path, data, os.O_TRUNC))
 
     async def origin_goes_away(self) -> None:
-        """When all folders have been listed."""
+        """Let the origin go away when all folders have been listed."""
         await asyncio.to_thread(self.session.tree)
         self.here.origin.failing = 1.0
 

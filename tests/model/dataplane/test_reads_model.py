@@ -148,7 +148,7 @@ class ReadsModel:
             self.compared_bytes += len(data)
 
     async def _read(self, id: FileId, start: int, end: int) -> bytes:
-        """As a client does it: the cache file, when the bytes are there; else it asks."""
+        """Read as a client does: the cache file when the bytes are there, else by a request."""
         while True:
             cached = self.store.index.cached(id)
             if cached is not None and not cached.unverified:
@@ -165,7 +165,7 @@ class ReadsModel:
             await self.reads.fill(id, start, end, ReadIntent(is_sequential=self.chance.random() < 0.7))
 
     async def trouble(self, steps: int) -> None:
-        """The origin's own life, and the operator's."""
+        """Do what the origin and the operator may do."""
         for _ in range(steps):
             await asyncio.sleep(0.004)
             name, draw = self.chance.choice(NAMES), self.chance.random()

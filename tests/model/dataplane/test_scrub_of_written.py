@@ -1,4 +1,4 @@
-"""What was written here and is persisted rots on the disk: the scrub finds it, and the origin's bytes are read."""
+"""A file that was written here and persisted rots on the disk: the scrub finds it, and the origin's bytes are read."""
 
 from __future__ import annotations
 

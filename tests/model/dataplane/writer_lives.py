@@ -216,7 +216,7 @@ def tree_of(folder: Path, *, links: bool) -> Tree:
 
 
 class Complaints(logging.Handler):
-    """What the log says loudly."""
+    """Keeps what the log says loudly."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -239,7 +239,7 @@ def live(world: WriterLives, number: int, *, last: bool) -> None:
 
 
 def trace(path: Path) -> None:
-    """What the node did, for who looks into a seed that failed."""
+    """Log what the node did, for those who look into a seed that failed."""
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(created).4f %(message)s"))
     logging.getLogger().addHandler(handler)
@@ -299,7 +299,7 @@ def work(world: WriterLives, session: Session, chance: random.Random) -> None:
 
 
 def arm(chance: random.Random) -> None:
-    """How this life ends."""
+    """Choose how this life ends."""
     end = chance.choice(["step", "step", "step", "step", "moment", "order"])
     if end == "step":
         os.environ["HEADRACE_FAILPOINT"] = f"{chance.choice(STEPS)}:{chance.choice([1, 1, 2, 3, 5])}"
@@ -356,7 +356,7 @@ def told(world: WriterLives) -> str:
 
 
 def check_life(world: WriterLives, status: int) -> None:
-    """What was done is done in the plain folder; the answers must be the same."""
+    """Repeat in the plain folder what was done; the answers must be the same."""
     if not os.WIFSIGNALED(status) and status:
         raise Failure(f"a life ended with {status:x}")
     plain = Plain(world.plain)
@@ -392,7 +392,7 @@ def errno_of(plain: Plain, operation: list[Any]) -> int:
 
 
 def check_tree(world: WriterLives, shown: Tree) -> None:
-    """What a life begins with: the plain folder; and the call under way at the end of the one before has happened, or
+    """Check that a life begins with the plain folder. The call under way at the end of the one before has happened, or
     not, or a part of the bytes was written."""
     begun, world.begun = world.begun, None
     before = tree_of(world.plain, links=True)

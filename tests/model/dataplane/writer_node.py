@@ -228,7 +228,7 @@ async def _as_awaitable(value: Answer) -> Answer:
 
 
 class Session:
-    """What a program sees. All calls block; OSErrors as of a plain folder."""
+    """Is what a program sees. All calls block, and raise OSErrors as of a plain folder."""
 
     def __init__(self, here: NodeFixture) -> None:
         self._here = here
@@ -248,7 +248,7 @@ class Session:
     # ------------------------------------------------------------ looking
 
     def look(self, path: bytes) -> FileStat | None:
-        """As the kernel looks it up, name by name."""
+        """Look a path up as the kernel does, name by name."""
         status: FileStat | None = None
         prefix = b"/"
         parts = [part for part in path.split(b"/") if part]
@@ -402,7 +402,7 @@ class Session:
         self._changed([path])
 
     def replace(self, path: bytes, data: bytes) -> None:
-        """As fsspec's door does: a file of `work` gets the name."""
+        """Replace a file as fsspec's door does: a file of `work` gets the name."""
         self.look(path)
         source = self._upper.new()
         with open(source.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
@@ -435,7 +435,7 @@ class Session:
         self.change(lambda: self._tree.remove_directory(path), path)
 
     def rename(self, source: bytes, target: bytes, flags: int) -> None:
-        """As the kernel's session does: at once, or after a copy of all that is in it."""
+        """Rename as the kernel's session does: at once, or after a copy of all that is in it."""
         self.look(split(target)[0])
         if self.look(source) is None:
             raise OSError(errno.ENOENT, "nothing there")

@@ -1,4 +1,4 @@
-"""Whose caller was killed: signals that end a program, as proc(5) shows them of one that can't act on them yet."""
+"""A caller was killed if proc(5) shows a signal that ends a program, also while the program can't act on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose turn it is."""
+"""The semaphore says whose turn it is."""
 
 from __future__ import annotations
 
