@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
-from headrace.base.errors import HeadraceError, VersionChangedError
+from headrace.base.errors import HeadraceError, NotOwnerError, VersionChangedError
 from headrace.base.model import Arrived
 from headrace.dataplane.concurrency import START, Gate, Window
 from headrace.dataplane.intent import ReadIntent
@@ -185,11 +185,11 @@ class PeerReader:
 
     def _log_failure(self, id: str, error: HeadraceError) -> None:
         """Log why an owner did not return bytes: as a warning when it begins to fail, as hundreds of reads may fail in
-        a second."""
-        level = logging.WARNING
-        if isinstance(error, VersionChangedError) or id in self._failed_s:
-            level = logging.INFO
-        if not isinstance(error, VersionChangedError):
+        a second. For a moment after each change of the members one of two nodes has the older view, which is no
+        failure."""
+        is_failure = not isinstance(error, VersionChangedError | NotOwnerError)
+        level = logging.WARNING if is_failure and id not in self._failed_s else logging.INFO
+        if is_failure:
             self._failed_s[id] = monotonic_s()
         log.log(level, "a peer did not return bytes that it owns node=%s error=%s", id, error)
 

@@ -85,6 +85,8 @@ class ReadPath:
         self._store = store
         self._sources = sources
         self.load_budget = LoadBudget(namespace.tree, sources)
+        self.owns: Callable[[bytes], bool] = sources.owns
+        """Returns whether this node owns a path; a file that it does not own is cached as a borrowed one."""
         self._disk = disk
         self._small_bytes_max = min(BLOCK_SIZE_BYTES, settings.small_file_bytes_max)
         self._on_complete = on_complete

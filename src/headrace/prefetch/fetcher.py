@@ -236,13 +236,13 @@ class PlannedFetcher:
         )
 
     def _begin_next(self, reader: PlannedReader) -> bool:
-        """Begin the fetch of the first file from a reader's cursor on that is not cached. Return False if it must
-        wait."""
+        """Begin the fetch of the first file from a reader's cursor on that is not cached, and would not be evicted at
+        once. Return False if it must wait."""
         assert reader.stream is not None
         upcoming = reader.stream.upcoming(reader.positions.cursor, PASSED_AT_ONCE)
         for number in upcoming or (NO_FILE,):
             part = None if self._plans.cached.has(number) else self._part_of(number)
-            if part is not None:
+            if part is not None and self._can_keep(part):
                 return reader.may_fetch and self._begin(reader, number, part)
             reader.positions.pass_one()
         return True
@@ -258,6 +258,13 @@ class PlannedFetcher:
             return _FilePart(entry, 0, size_bytes, is_whole=True) if size_bytes <= FILE_BYTES_MAX else None
         start, end = extent[0], min(extent[1], size_bytes)
         return _FilePart(entry, start, end) if 0 < end - start <= FILE_BYTES_MAX else None
+
+    def _can_keep(self, part: _FilePart) -> bool:
+        """Return whether the cache may keep a part: this node owns the file, or it fits in the share of borrowed
+        files."""
+        if self._store.space.borrowed.can_keep(part.size_bytes):
+            return True
+        return self._reads.owns(self._tree.index.path_of(part.entry.id) or b"")
 
     def _begin(self, reader: PlannedReader, number: int, part: _FilePart) -> bool:
         """Begin a fetch, or wait for one that another position has begun. Return False if nothing may be evicted for

@@ -29,6 +29,10 @@ class BorrowedSpace:
         borrowed_bytes = self._accounts.policies[volume.number].borrowed_bytes
         return int(self.share * volume.capacity_bytes) - borrowed_bytes
 
+    def can_keep(self, size_bytes: int) -> bool:
+        """Return whether a borrowed file of that size fits in the share of a disk that has no other."""
+        return any(size_bytes <= int(self.share * volume.capacity_bytes) for volume in self._disks)
+
     def victims(self, volume: Volume, bytes_needed: int) -> list[FileId]:
         """Return borrowed files of a volume to evict. Plans choose which."""
         accounts = self._accounts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -121,6 +122,27 @@ async def test_an_owner_that_fails_is_reported_once_each_time(
         await reader.read(of_a[5])
         del of_a[:6]
     assert reader.sources.reader.reads_failed == 8
+
+
+@pytest.mark.expected_warnings("headrace.dataplane.peer_reader")
+async def test_an_owner_with_another_view_is_no_warning(
+    world: NodesFixture, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each change of the members one of two nodes has the older view for a moment. A failure after it is one."""
+    caplog.set_level(logging.INFO)
+    names = [str(number) for number in range(60)]
+    for name in names:
+        world.put(name, body_of(1000, 1)[:1000])
+    first, second = [name for name in names if world.owner(name).id == "a"][:2]
+    reader, desk = world.nodes["b"], world.nodes["a"].desk
+    with monkeypatch.context() as patch:
+        patch.setattr(desk, "_owns", lambda path, start: False)
+        assert await reader.read(first) == world.bodies[first]
+    records = [record for record in caplog.records if record.name == peer_reader.log.name]
+    assert records and all(record.levelno == logging.INFO for record in records)
+    world.down = {"a"}
+    assert await reader.read(second) == world.bodies[second]
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1
 
 
 @pytest.mark.expected_warnings("headrace.dataplane.peer_reader")

@@ -70,6 +70,33 @@ async def test_each_sample_is_on_the_node_of_its_next_reader(tmp_path: Path) -> 
             assert world.origin.bytes_read == FILES * SIZE_BYTES
 
 
+@pytest.mark.parametrize("borrowed_share", [0.0, 1e-6])
+async def test_files_that_would_be_evicted_at_once_are_not_fetched(
+    tmp_path: Path, borrowed_share: float
+) -> None:
+    """They were fetched and evicted again and again, every five seconds. Those that the node owns are fetched."""
+    world = NodesFixture(tmp_path, borrowed_share=borrowed_share)
+    bodies = {b"/d/%d" % number: random.Random(number).randbytes(SIZE_BYTES) for number in range(FILES)}
+    for path, body in bodies.items():
+        world.origin.hold(path[1:].decode(), body)
+    async with AsyncExitStack() as stack:
+        for node in world.nodes.values():
+            stack.push_async_callback(node.close)
+        member = PlannedMember(next(iter(world.nodes.values())), list(bodies))
+        member.fetcher.start()
+        stack.push_async_callback(member.fetcher.stop)
+        await Job(member, "rank").begin(list(range(FILES)))  # type: ignore[arg-type]
+        Job(member, "rank").progress(0, 0)  # type: ignore[arg-type]
+        for _ in range(80):
+            await pass_time(0.25)
+            while member.node.store.space.evict_if_needed():
+                pass
+        own = [path for path in bodies if world.view.owners(path)[0].id == member.node.id]
+        assert own and len(own) < FILES
+        assert [path for path, body in bodies.items() if member.has(path, body)] == own
+        assert member.fetcher.fetched_files == len(own)
+
+
 class SmallCaches:
     """Eight nodes with caches of a third of a data set, and a rank on each. The ranks read it in shuffled epochs, with
     a plan or without one; the order of the next epoch is known while one runs, as that of a DistributedSampler."""
