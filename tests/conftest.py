@@ -37,7 +37,8 @@ TOGETHER = {
     "tests/integration/test_lab_cluster.py": "labs",
     "tests/integration/diagnose/test_slow_links.py": "labs",
     "tests/integration/bench/test_compare.py": "labs",
-    "tests/integration/plan/test_loader.py": "torch",  # one server that has imported torch is enough
+    "tests/integration/plan/test_launchers.py": "torch",  # one server that has imported torch is enough
+    "tests/integration/plan/test_loader.py": "torch",
     "tests/integration/plan/test_providers.py": "torch",
     "tests/integration/plan/test_run.py": "torch",
     "tests/integration/models/test_loading.py": "torch",

@@ -70,6 +70,7 @@ WITH_TORCH = (
     "headrace.integrations.safetensors",
     "accelerate",
     "torchdata.stateful_dataloader",
+    "torch._dynamo",  # torch's optimizers import it when they are made
 )
 """What programs that use torch import, where it is installed."""
 

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from headrace.base.deadline import Deadline
 from headrace.base.mount_table import mount_table
 from headrace.client.connection import Connection
@@ -26,7 +28,9 @@ from headrace.client.discovery import read_states, running_sockets
 from headrace.fuse import device
 from headrace.lab import processes
 from headrace.seal.mounted import seals_below
-from headrace.wire.messages import Report, StatusAsk
+from headrace.wire.message import Message
+from headrace.wire.messages import PlanList, Report, StatusAsk
+from headrace.wire.plan_answers import PlanRows
 from tests import fork_server, service_logs
 from tests.fork_server import ForkingPopen
 
@@ -169,17 +173,27 @@ class Host:
     def status(self) -> dict[str, Any]:
         """What `headrace status --json` prints of the host's only node, asked of the node itself: a process for each
         poll would take most of the processor time of the suite."""
+        answer = self._ask(StatusAsk())
+        assert isinstance(answer, Report)
+        status: dict[str, Any] = answer.status
+        return status
+
+    def plans(self, job: str = "") -> list[dict[str, Any]]:
+        """Return what `headrace plan show JOB --json` prints, less its estimates, as `status` does."""
+        answer = self._ask(PlanList())
+        assert isinstance(answer, PlanRows)
+        return [msgspec.to_builtins(row) for row in answer.rows if job in ("", row.job)]
+
+    def _ask(self, message: Message) -> object:
+        """Return what the host's only node answers."""
         folder = str(self.run_folder)
         wait_until(lambda: running_sockets(folder, read_states(folder)), hint=lambda: "no node answers")
         (socket,) = running_sockets(folder, read_states(folder))
         connection = Connection(socket, role="cli")
         try:
-            answer = connection.ask(StatusAsk(), deadline=Deadline.after(LIMIT_S))
+            return connection.ask(message, deadline=Deadline.after(LIMIT_S))
         finally:
             connection.close()
-        assert isinstance(answer, Report)
-        status: dict[str, Any] = answer.status
-        return status
 
     # ------------------------------------------------------------ files
 

@@ -14,7 +14,7 @@ import random
 import sys
 from array import array
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -127,6 +127,8 @@ def with_torchdata(record: Record, rank: int, world: int) -> None:
 
 
 def with_accelerate(record: Record) -> None:
+    # as if it was not installed: several ranks would import it, which takes a second of each
+    cast(Any, sys.modules)["datasets"] = None
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
 

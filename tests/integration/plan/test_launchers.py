@@ -1,4 +1,8 @@
-"""`headrace run` before torchrun and `accelerate launch`: ranks read and compute the same, and end as without it."""
+"""`headrace run` before torchrun and `accelerate launch`: ranks read and compute the same, and end as without it.
+
+Each launch with the hook is real, and takes seconds to import torch in each process. What it is compared with is not:
+ranks that are forks, and launchers that are forks and start ranks without torch.
+"""
 
 from __future__ import annotations
 
@@ -8,41 +12,44 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.testing.servers import free_ports
+from tests.fork_server import TorchPopen
 from tests.integration.cli.host import Host, wait_until
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(420)]
 
 FILES = 80
 LAUNCHED_WITHIN_S = 200
+ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("launched.py")
 LAUNCHERS = {
-    "torch": ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
+    "torch": ["torch.distributed.run", "--standalone", "--nproc_per_node"],
     "accelerate": [
-        *("accelerate.commands.launch", "--cpu", "--num_processes", "1", "--num_machines", "1"),
-        *("--mixed_precision", "no", "--dynamo_backend", "no"),
+        *("accelerate.commands.launch", "--cpu", "--num_machines", "1", "--mixed_precision", "no"),
+        *("--dynamo_backend", "no", "--num_processes"),
     ],
 }
 """What `torchrun` and `accelerate launch` run. On processors, the latter starts one rank unless it has MPI."""
-RANKS = {"torch": 2, "accelerate": 1}
+WITHOUT_TORCH = """
+import pathlib, sys, time
+*_, results, how = sys.argv
+if how == "fail":
+    raise SystemExit("the last rank fails")
+pathlib.Path(results, "0.waiting").touch()
+time.sleep(1000)
+"""
+"""A rank that ends as those of PROGRAM do."""
 
 
-@pytest.fixture(params=list(LAUNCHERS))
-def package(request: pytest.FixtureRequest) -> str:
-    if importlib.util.find_spec(request.param) is None:
-        pytest.skip(f"{request.param} is not installed: pip install 'headrace[plan-providers]'")
-    return str(request.param)
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
-    host = Host(tmp_path)
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    host = Host(tmp_path_factory.mktemp("launchers"))
     try:
         for number in range(FILES):
             host.put(f"images/{number:03}", 1000 + number)
@@ -53,68 +60,76 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 
 class Launch:
-    """A job of two ranks, with the hook on a mount, or without both."""
+    """A group of processes that have the directory of their results as an argument."""
 
-    def __init__(self, host: Host, package: str, *stop: str, is_planned: bool) -> None:
-        self._results = host.base / ("planned" if is_planned else "plain")
-        self._results.mkdir()
-        self._ranks = range(RANKS[package])
-        folder = host.mount if is_planned else host.truth
-        words = [*LAUNCHERS[package], PROGRAM, package, folder / "images", self._results, *stop]
-        before = [host.python, "-m", "headrace", "run", "--name", "job", "--"] if is_planned else []
-        self._log = self._results / "log"
-        with open(self._log, "w") as log:
-            self.process = subprocess.Popen(
-                [*before, sys.executable, "-m", *map(str, words)],
-                env=host.environment | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+    def __init__(self, host: Host, name: str, *, ranks: int) -> None:
+        self.results = host.base / name
+        self.results.mkdir()
+        self.environment = host.environment | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        self._ranks = range(ranks)
+        self._log = self.results / "log"
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        self, kind: type[subprocess.Popen[bytes]], command: Sequence[object], **environment: str
+    ) -> None:
+        with open(self._log, "a") as log:
+            process = kind(
+                list(map(str, command)),
+                env=self.environment | environment,
                 stdout=log,
                 stderr=log,
-                cwd=host.base,
+                cwd=ROOT,
                 start_new_session=True,
             )
+        self._started.append(process)
 
     @property
     def said(self) -> str:
         return self._log.read_text()
 
-    def wait(self) -> int:
-        return self.process.wait(LAUNCHED_WITHIN_S)
+    def wait(self) -> list[int]:
+        return [process.wait(LAUNCHED_WITHIN_S) for process in self._started]
 
-    def is_waiting(self) -> bool:
-        assert self.process.poll() is None, self.said
-        return all((self._results / f"{rank}.waiting").exists() for rank in self._ranks)
+    def wait_for_ranks(self) -> None:
+        """Wait until all ranks wait."""
+
+        def are_waiting() -> bool:
+            assert all(process.poll() is None for process in self._started), self.said
+            return all((self.results / f"{rank}.waiting").exists() for rank in self._ranks)
+
+        wait_until(are_waiting, LAUNCHED_WITHIN_S, hint=lambda: self.said)
+
+    def signal(self, number: signal.Signals) -> None:
+        """End the job as its user would: torchrun ends its ranks."""
+        for process in self._started:
+            process.send_signal(number)
 
     def ranks(self) -> list[Any]:
         """Return what each rank wrote."""
-        return [json.loads((self._results / f"{rank}.json").read_text()) for rank in self._ranks]
+        return [json.loads((self.results / f"{rank}.json").read_text()) for rank in self._ranks]
 
     def processes(self) -> list[str]:
-        """Return the processes of the job that run: all have the directory of their results as an argument."""
+        """Return the processes of the job that run."""
         running = []
         for name in filter(str.isdigit, os.listdir("/proc")):
             try:
                 words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if os.fsencode(self._results) in words:
+            if os.fsencode(self.results) in words:
                 running.append(f"{name} {b' '.join(words).decode(errors='replace')}")
         return running
-
-    def signal(self, number: signal.Signals, package: str) -> None:
-        """End the job as its user would: torchrun ends its ranks, and `accelerate launch` does not."""
-        if package == "torch":
-            self.process.send_signal(number)
-        else:
-            os.killpg(self.process.pid, number)
 
     def check_nothing_left(self) -> None:
         wait_until(lambda: not self.processes(), hint=lambda: f"processes left: {self.processes()}")
 
     def close(self) -> None:
         """End all that runs."""
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        for process in self._started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         for line in self.processes():
             try:
                 os.kill(int(line.split()[0]), signal.SIGKILL)
@@ -122,45 +137,108 @@ class Launch:
                 pass
 
 
+class Launches:
+    """Starts jobs of a test, and ends them."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._launches: list[Launch] = []
+
+    def _new(self, name: str, ranks: int) -> Launch:
+        self._launches.append(Launch(self._host, name, ranks=ranks))
+        return self._launches[-1]
+
+    def planned(self, name: str, package: str, how: str, *, ranks: int) -> Launch:
+        """Launch a job below the hook, on the mount."""
+        launch = self._new(name, ranks)
+        before = [sys.executable, "-m", "headrace", "run", "--name", name, "--", sys.executable, "-m"]
+        job = [PROGRAM, package, self._host.mount / "images", launch.results, how]
+        launch.start(subprocess.Popen, [*before, *LAUNCHERS[package], ranks, *job])
+        return launch
+
+    def ends(self, name: str, package: str, how: str) -> Launch:
+        """Launch a rank that does nothing but end."""
+        launch = self._new(name, 1)
+        program = launch.results / "ends.py"
+        program.write_text(WITHOUT_TORCH)
+        before = [sys.executable, "-m", "tests.integration.plan.launcher", *LAUNCHERS[package]]
+        launch.start(TorchPopen, [*before, 1, program, launch.results, how])
+        return launch
+
+    def forked(self, name: str, package: str, *, ranks: int) -> Launch:
+        """Start ranks without a launcher. They read at the origin, and wait for nothing."""
+        launch = self._new(name, ranks)
+        (launch.results / "go").touch()
+        job = [sys.executable, PROGRAM, package, self._host.truth / "images", launch.results, "wait"]
+        (port,) = free_ports(1)
+        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+        for rank in range(ranks):
+            if package == "torch":
+                launch.start(TorchPopen, job, RANK=str(rank), LOCAL_RANK=str(rank), **group)
+            else:
+                launch.start(TorchPopen, job, ACCELERATE_USE_CPU="true")
+        return launch
+
+    def close(self) -> None:
+        for launch in self._launches:
+            launch.close()
+
+
 @pytest.fixture
-def launches() -> Iterator[list[Launch]]:
-    launches: list[Launch] = []
+def launches(host: Host) -> Iterator[Launches]:
+    launches = Launches(host)
     yield launches
-    for launch in launches:
-        launch.close()
+    launches.close()
 
 
-def test_ranks_read_and_compute_the_same(host: Host, package: str, launches: list[Launch]) -> None:
-    launches += [Launch(host, package, is_planned=is_planned) for is_planned in (True, False)]
-    for launch in launches:
-        assert launch.wait() == 0, launch.said
-    planned, plain = (launch.ranks() for launch in launches)
-    assert planned == plain
-    assert {index for rank in planned for step in rank for index in step[0]} == set(range(FILES))
-    assert "runs without a plan" not in launches[0].said
-    for launch in launches:
-        launch.check_nothing_left()
-    wait_until(lambda: host.json("plan", "show", "job") == [])
+def test_ranks_of_torchrun_read_and_compute_the_same(host: Host, launches: Launches) -> None:
+    """In a last epoch, in which they wait until both have a plan. Then all end well."""
+    launch = launches.planned("same", "torch", "wait", ranks=2)
+    plain = launches.forked("plain", "torch", ranks=2)
+    launch.wait_for_ranks()
+    wait_until(lambda: states(host, "same") == ["planned"] * 2, hint=lambda: str(states(host, "same")))
+    (launch.results / "go").touch()
+    assert launch.wait() == [0], launch.said
+    assert plain.wait() == [0, 0], plain.said
+    assert launch.ranks() == plain.ranks()
+    assert {index for rank in launch.ranks() for step in rank for index in step[0]} == set(range(FILES))
+    assert "runs without a plan" not in launch.said
+    launch.check_nothing_left()
+    wait_until(lambda: host.plans("same") == [])
 
 
-@pytest.mark.parametrize("how", ["fail", "SIGTERM"])
-def test_a_job_that_ends_early_ends_as_without_the_hook(
-    host: Host, package: str, launches: list[Launch], how: str
+def test_torchrun_that_is_ended_ends_as_without_the_hook(host: Host, launches: Launches) -> None:
+    launch = launches.planned("ended", "torch", "wait", ranks=1)
+    plain = launches.ends("plain-ended", "torch", "wait")
+    for job in (launch, plain):
+        job.wait_for_ranks()
+    wait_until(lambda: states(host, "ended") == ["planned"], hint=lambda: str(states(host, "ended")))
+    for job in (launch, plain):
+        job.signal(signal.SIGTERM)
+    assert launch.wait() == plain.wait() != [0], launch.said
+    for job in (launch, plain):
+        job.check_nothing_left()
+
+
+def test_a_failed_rank_of_accelerate_computed_the_same_and_ends_as_without_the_hook(
+    host: Host, launches: Launches
 ) -> None:
-    stop = how if how == "fail" else "wait"
-    launches += [Launch(host, package, stop, is_planned=is_planned) for is_planned in (True, False)]
-    if how != "fail":
-        for launch in launches:
-            wait_until(launch.is_waiting, LAUNCHED_WITHIN_S, hint=partial(getattr, launch, "said"))
-        wait_until(lambda: states(host) == ["planned"] * RANKS[package], hint=lambda: str(states(host)))
-        for launch in launches:
-            launch.signal(signal.Signals[how], package)
-    planned, plain = (launch.wait() for launch in launches)
-    assert planned == plain != 0, launches[0].said
-    for launch in launches:
-        launch.check_nothing_left()
+    if importlib.util.find_spec("accelerate") is None:
+        pytest.skip("accelerate is not installed: pip install 'headrace[plan-providers]'")
+    launch = launches.planned("failed", "accelerate", "fail", ranks=1)
+    plain = launches.forked("plain-accelerate", "accelerate", ranks=1)
+    plain_end = launches.ends("plain-failed", "accelerate", "fail")
+    assert launch.wait() == plain_end.wait() != [0], launch.said
+    assert "the last rank fails" in launch.said
+    assert plain.wait() == [0], plain.said
+    (steps,), (all_steps,) = launch.ranks(), plain.ranks()
+    assert steps == all_steps[: len(steps)]
+    assert len(steps) == len(all_steps) * 2 / 3
+    assert {index for step in steps for index in step[0]} == set(range(FILES))
+    assert "runs without a plan" not in launch.said
+    launch.check_nothing_left()
 
 
-def states(host: Host) -> list[str]:
+def states(host: Host, job: str) -> list[str]:
     """Return the states of the job's plans."""
-    return [row["state"] for row in host.json("plan", "show", "job")]
+    return [row["state"] for row in host.plans(job)]

@@ -24,6 +24,7 @@ import pytest
 import headrace.hook
 from tests import fork_server
 from tests.integration.cli.host import Host, wait_until
+from tests.integration.plan.hooked import start_hooked
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -323,15 +324,15 @@ def test_shards_of_workers_are_cached_before_they_are_opened(tmp_path: Path) -> 
         host.up()
         go = host.base / "go"
         words = (python, "-c", WAITING, host.mount / "shards", go)
-        program = host.start("run", "--name", "job", "--", *words, json_=False)
+        program = start_hooked(host, words)
 
         def ahead() -> list[int]:
-            return [row["position"] + row["ahead_samples"] for row in host.json("plan", "show", "job")]
+            return [row["position"] + row["ahead_samples"] for row in host.plans("job")]
 
         wait_until(lambda: ahead() == [SHARDS // 2] * 2, limit_s=60, hint=lambda: str(ahead()))
         go.touch()
         assert program.wait(60) == 0
-        wait_until(lambda: host.json("plan", "show", "job") == [], limit_s=60)
+        wait_until(lambda: host.plans("job") == [], limit_s=60)
     finally:
         host.close()
 
@@ -361,10 +362,10 @@ def test_arrow_files_are_cached_before_their_rows_are_read(tmp_path: Path) -> No
         host.up()
         go = host.base / "go"
         words = (sys.executable, "-c", ROWS, host.mount / "rows", go)
-        program = host.start("run", "--name", "job", "--", *words, json_=False)
+        program = start_hooked(host, words)
 
         def ahead() -> list[tuple[str, int]]:
-            rows = host.json("plan", "show", "job")
+            rows = host.plans("job")
             return [(row["state"], row["position"] + row["ahead_samples"]) for row in rows]
 
         wait_until(lambda: ahead() == [("planned", 60)], limit_s=60, hint=lambda: str(ahead()))
