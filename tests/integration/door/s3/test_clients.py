@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import random
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -132,27 +134,47 @@ def test_s3fs(s3: S3, tree: Path, tmp_path: Path) -> None:
     assert not fs.exists(f"{WRITE}/s3fs")
 
 
+AWS = """
+import json, sys
+from awscli.clidriver import create_clidriver
+for words in json.loads(sys.argv[1]):
+    status = create_clidriver().main(words)
+    print(end="\\0", flush=True)
+    if status:
+        sys.exit(status)
+"""
+
+
+def run_aws(s3: S3, *commands: tuple[object, ...], home: Path) -> list[str]:
+    """Run commands of `aws` one after the other, in one process: to start takes most of the time of each. Return what
+    each printed. test_checksums and test_metadata run the program `aws`."""
+    settings = {"AWS_ENDPOINT_URL": s3.url, "AWS_CONFIG_FILE": str(home / "none"), "HOME": str(home)}
+    if importlib.util.find_spec("awscli") is None:
+        pytest.skip("server: awscli is not installed")
+    words = json.dumps([list(map(str, command)) for command in commands])
+    return run_client(s3, sys.executable, "-c", AWS, words, **settings).split("\0")[:-1]
+
+
 def test_aws(s3: S3, tree: Path, tmp_path: Path) -> None:
     """The command line of AWS, as scripts use it; the large file goes in parts."""
-    settings = {
-        "AWS_ENDPOINT_URL": s3.url,
-        "AWS_CONFIG_FILE": str(tmp_path / "none"),
-        "HOME": str(tmp_path),
-    }
-    aws = program("aws")
-    assert "large.tar" in run_client(s3, aws, "s3", "ls", f"s3://{READ}/", **settings)
-    run_client(s3, aws, "s3", "sync", "--only-show-errors", tree, f"s3://{WRITE}/aws/", **settings)
-    assert keys(s3, "aws/") == sorted(f"aws/{name}" for name in content(tree))
-    again = run_client(s3, aws, "s3", "sync", "--dryrun", tree, f"s3://{WRITE}/aws/", **settings)
+    there, back = f"s3://{WRITE}/aws/", tmp_path / "back"
+    listed, _, again, _, head = run_aws(
+        s3,
+        ("s3", "ls", f"s3://{READ}/"),
+        ("s3", "sync", "--only-show-errors", tree, there),
+        ("s3", "sync", "--dryrun", tree, there),
+        ("s3", "sync", "--only-show-errors", there, back),
+        ("s3api", "head-object", "--bucket", READ, "--key", "more.bin"),
+        home=tmp_path,
+    )
+    assert "large.tar" in listed
     assert again == ""
-    back = tmp_path / "back"
-    run_client(s3, aws, "s3", "sync", "--only-show-errors", f"s3://{WRITE}/aws/", back, **settings)
+    assert keys(s3, "aws/") == sorted(f"aws/{name}" for name in content(tree))
     assert content(back) == content(tree)
-    head = run_client(s3, aws, "s3api", "head-object", "--bucket", READ, "--key", "more.bin", **settings)
     assert json.loads(head)["ContentLength"] == (s3.truth / "more.bin").stat().st_size
-    run_client(s3, aws, "s3", "mv", f"s3://{WRITE}/aws/large.bin", f"s3://{WRITE}/aws/moved", **settings)
+    run_aws(s3, ("s3", "mv", f"{there}large.bin", f"{there}moved"), home=tmp_path)
     assert {"aws/moved"} == set(keys(s3, "aws/")) - {f"aws/{name}" for name in content(tree)}
-    run_client(s3, aws, "s3", "rm", "--recursive", f"s3://{WRITE}/aws/", **settings)
+    run_aws(s3, ("s3", "rm", "--recursive", there), home=tmp_path)
     assert keys(s3, "aws") == []
 
 
