@@ -59,7 +59,7 @@ class Disk:
         run("mount", "-o", "loop", self._image, self.folder)
 
     def lose_sectors(self, keep_bytes: int) -> None:
-        """What lies beyond is EIO to read, as on a disk with bad sectors; the page cache is dropped."""
+        """Let what lies beyond be EIO to read, as on a disk with bad sectors; the page cache is dropped."""
         assert self._image is not None
         run("sync", "--file-system", self.folder)
         os.truncate(self._image, keep_bytes)

@@ -114,7 +114,7 @@ def test_up_on_an_origin_that_fails(make_host: MakeHost, proxy: FaultProxy, mode
 
 
 def test_a_node_whose_mounts_fail_starts_again_without_them(make_host: MakeHost, seaweed: S3Server) -> None:
-    """What was attached by hand is tried again after a restart: warm files are served, whatever the origin does."""
+    """Mounts of a command are tried again after a restart: warm files are served, whatever the origin does."""
     host = make_host(origin_timeout_s=TIMEOUT_S, sync_interval_s=3600)
     host.put("local", 1000)
     seaweed.put("more/one", host.put("more/one", 2 * MIB + 1))
@@ -132,7 +132,7 @@ def test_a_node_whose_mounts_fail_starts_again_without_them(make_host: MakeHost,
 
 @pytest.mark.expected_warnings("the origin is unavailable, old listings stay in use")
 def test_a_node_killed_while_its_origin_is_away_starts_again(faulty: Host, proxy: FaultProxy) -> None:
-    """What is cached is served by the new node; the rest, as soon as the origin is back."""
+    """The new node serves what is cached, and the rest as soon as the origin is back."""
     proxy.mode = "close"
     old = faulty.kill("node")
 

@@ -60,7 +60,7 @@ class Machine:
         self.host.up(*words, cache=f"{self.host.cache}:64MiB")
 
     def lose_power(self) -> None:
-        """What is on the disk then is what is there on return; nothing runs."""
+        """Lose power: on return, only what was on the disk then is there, and nothing runs."""
         self._disk.break_down()
         self.host.close()
         self._disk.mount_again()

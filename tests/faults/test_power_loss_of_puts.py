@@ -82,7 +82,7 @@ class Machine:
         set_boot_id(self.host.cache / "index", "another boot")
 
     def stored(self) -> dict[str, bytes]:
-        """What the origin has when all is persisted."""
+        """Return what the origin has when all is persisted."""
         account = settled(self.host)
         assert account["conflicts"] == []
         return {

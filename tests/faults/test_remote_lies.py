@@ -115,7 +115,7 @@ def nonsense(handler: Handler, start: int, end: int) -> None:
 
 
 def all_of_it(handler: Handler, start: int, end: int) -> None:
-    """As one that knows no ranges."""
+    """Answer with all of it, as a server that knows no ranges does."""
     handler.say(200, DATA)
 
 

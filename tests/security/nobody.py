@@ -58,7 +58,7 @@ import headrace.vfs.remote.remote_registry, concurrent.futures.thread
 
 
 def as_nobody(program: str, *, imports: str = "", **given: object) -> Any:
-    """What a program of another user puts into `result`. given: variables of it."""
+    """Return what a program of another user puts into `result`. given: variables of it."""
     return as_user(NOBODY, program, imports=imports, **given)
 
 

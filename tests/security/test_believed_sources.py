@@ -184,7 +184,7 @@ def test_the_index_of_another_user_is_not_mapped(tmp_path: Path) -> None:
 
 
 def test_a_node_that_another_user_runs_is_not_believed(tmp_path: Path) -> None:
-    """What it names as its index and its cache files would be read by root."""
+    """Root would read what it names as its index and its cache files."""
     path = str(tmp_path / "node.sock")
     program = (
         f"import socket; s = socket.socket(socket.AF_UNIX); s.bind({path!r}); {BECOME_NOBODY};"

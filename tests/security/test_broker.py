@@ -295,7 +295,7 @@ def test_requests_that_wait_are_bounded_for_each_user(
 
 @pytest.fixture
 def users(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Who connects next; nobody in it: whoever it is."""
+    """Return a list of who connects next; while it is empty, the user is the real one."""
     following: list[int] = []
 
     def user(connection: socket.socket) -> User:

@@ -113,7 +113,7 @@ def test_broken_index_page() -> None:
 
 
 def test_number_that_is_no_text() -> None:
-    """As of `?limit=%b0`."""
+    """A query such as `?limit=%b0` has one."""
     with pytest.raises(msgspec.ValidationError):
         convert_words({"capacity_bytes": "\udcb0"}, NodeInfo)
 

@@ -60,12 +60,12 @@ def canary(tmp_path: Path) -> Canary:
 
 
 def below(host: Host, name: str) -> Path:
-    """Where what is at /out/NAME lies in the layer."""
+    """Return where /out/NAME lies in the layer."""
     return host.cache / "upper/tree/out" / name
 
 
 def assert_harmless(data: bytes) -> bool:
-    """Whether it is what the user wrote, perhaps with more behind it."""
+    """Return whether it is what the user wrote, perhaps with more behind it."""
     assert SECRET not in data
     return data.startswith(MINE)
 

@@ -1,4 +1,4 @@
-"""What a far cluster, or somebody in its place, sends to a cluster that has it as its origin."""
+"""A far cluster, or somebody in its place, sends these to a cluster that has it as its origin."""
 
 from __future__ import annotations
 

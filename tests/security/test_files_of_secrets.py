@@ -106,7 +106,7 @@ def test_a_key_that_is_opened_to_others_later(
 
 
 def volume(folder: Path, name: str, text: str, mode: int) -> Path:
-    """As kubelet writes it: NAME → ..data/NAME, ..data → ..TIME."""
+    """Return a volume as kubelet writes it: NAME → ..data/NAME, ..data → ..TIME."""
     (folder / "..2026_11_23").mkdir(parents=True)
     (folder / "..data").symlink_to("..2026_11_23")
     (folder / name).symlink_to(f"..data/{name}")

@@ -84,7 +84,7 @@ def test_webhdfs_believes_no_name(webhdfs: WebHdfsGateway, target: str) -> None:
 
 
 def hadoops(token: str, kind: str = "WEBHDFS delegation", more: bytes = b"") -> str:
-    """As Hadoop's Token.encodeToUrlString."""
+    """Encode a token as Hadoop's Token.encodeToUrlString does."""
     fields = (b"owner" * 40, token.encode(), kind.encode(), b"127.0.0.1:9870")
     data = b"".join(
         bytes((143, len(field)) if len(field) > 127 else (len(field),)) + field for field in fields
@@ -352,7 +352,7 @@ def test_a_put_is_verified_once_and_by_its_head() -> None:
 
 
 def test_each_request_is_verified_for_itself() -> None:
-    """What one request was let in with is of no use to the next one of its connection."""
+    """A credential of one request is of no use to the next one of its connection."""
     counted = CountedKeys()
     assert counted.gateway.cached(rightly_signed("GET", "/b/k")) is None
     for request in (sent("GET", "/b/k", signed("AK")), sent("GET", "/b/k")):

@@ -97,7 +97,7 @@ def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def attackers(lab: Authority, folder: Path) -> dict[str, tuple[TlsFiles | None, str]]:
-    """What each shows, and what the log says of it."""
+    """Return what each shows, and what the log says of it."""
     stranger = authority(folder / "stranger")
     return {
         "no certificate": (None, "peer did not return a certificate"),
@@ -173,7 +173,7 @@ async def test_a_node_speaks_for_no_other(
 async def test_an_asker_takes_no_other_node_for_the_one_that_it_asks(
     lab: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who moves into a node's address gets no question that was for it."""
+    """A program that moves into a node's address gets no question that was for it."""
     caplog.set_level(logging.WARNING)
     impostors = {
         "another node": (issued(lab, "c"), "not b"),
@@ -233,7 +233,7 @@ async def test_older_tls_is_not_spoken(lab: Authority, tmp_path: Path) -> None:
 async def test_a_connection_ends_with_its_certificate(
     lab: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is revoked by its short life is not kept alive by a connection that never ends."""
+    """A connection that never ends keeps no certificate valid that is revoked by its short life."""
     (tmp_path / "files").mkdir()
     async with serving(tmp_path / "files", server_tls=mutual(lab, "b"), client_tls=mutual(lab, "a")) as pair:
         wanted = pair.desk.add("f", 1000)

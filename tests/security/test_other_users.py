@@ -1,4 +1,4 @@
-"""What other users of a host come to (findings 5 and 14): nothing below the cache, run and log folders; and, by
+"""Other users of a host come to these (findings 5 and 14): nothing below the cache, run and log folders; and, by
 descriptors of the node's, what the modes in the mount let them read, in a way that lets them change nothing."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What other users of a host put into directories, names and logs (findings 11, 12, 22, 23) does nothing."""
+"""Entries that other users of a host put into directories, names and logs (findings 11, 12, 22, 23) do nothing."""
 
 from __future__ import annotations
 

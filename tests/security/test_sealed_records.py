@@ -1,4 +1,4 @@
-"""Who can write to etcd makes no node and no mount: records are sealed by nodes of the cluster (finding 2)."""
+"""A user who can write to etcd makes no node and no mount: records are sealed by nodes of the cluster (finding 2)."""
 
 from __future__ import annotations
 

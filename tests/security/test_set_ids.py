@@ -19,7 +19,7 @@ NULL = os.makedev(1, 3)
 
 
 def dangerous(folder: Path) -> list[str]:
-    """As `find -perm /6000 -type f -o -type b -o -type c` says, but for whiteouts, which can't be opened."""
+    """Return what `find -perm /6000 -type f -o -type b -o -type c` says, but for whiteouts, which can't be opened."""
     return [
         str(path)
         for path in folder.rglob("*")

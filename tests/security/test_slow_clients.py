@@ -1,4 +1,4 @@
-"""Who is slow, silent or refused holds no thread, no memory and no place of others (finding 10)."""
+"""A client that is slow, silent or refused holds no thread, no memory and no place of others (finding 10)."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def read_answer(sock: socket.socket) -> tuple[int, bytes]:
 
 
 def ended(sock: socket.socket) -> bool:
-    """Whether the server has ended the connection; what it sent before is read."""
+    """Return whether the server has ended the connection; what it sent before is read."""
     with contextlib.suppress(ConnectionResetError):
         while sock.recv(65536):
             pass
@@ -167,7 +167,7 @@ def ended(sock: socket.socket) -> bool:
 
 
 def count_ended(socks: list[socket.socket]) -> int:
-    """How many the server has ended, whatever is still to be read of them."""
+    """Return how many the server has ended, whatever is still to be read of them."""
     poll = select.poll()
     for sock in socks:
         poll.register(sock, select.POLLRDHUP)
@@ -576,7 +576,7 @@ def test_a_crowd_of_one_address_is_ended_and_others_are_answered(
 
 
 def test_an_address_that_only_connects_is_ended_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who was let in by a credential does not count, and others are not concerned."""
+    """A client that was let in by a credential does not count, and others are not concerned."""
     monkeypatch.setattr(admission_module, "WINDOW_S", 3600.0)
     kept, _ = admission(arrivals_max=3)
     assert [kept.arrive("10.0.0.9") for _ in range(4)] == [True, True, True, False]

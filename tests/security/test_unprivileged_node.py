@@ -220,7 +220,7 @@ result.append(ask(own) > 0)
 
 
 def test_root_s_commands_go_on_as_the_node_s_user(lowered: Host) -> None:
-    """What the user lays into its folders leads no command of root's anywhere, and keeps none from working."""
+    """Entries that the user lays into its folders lead no command of root's anywhere, and keep none from working."""
     secret = lowered.base / "secret.json"
     secret.write_text(
         json.dumps({"kind": "up", "pid": os.getpid(), "socket": "/nowhere.sock", "mountpoint": "/"})
