@@ -67,6 +67,7 @@ NO_WARNINGS = (
     "integration/door",
     "integration/origin",
     "integration/release",
+    "integration/writes",
 )
 """The directories in which an unexpected warning of the test's own process fails it."""
 
@@ -84,6 +85,7 @@ NO_WARNINGS_OF_SERVICES = (
     "integration/policy",
     "integration/release",
     "integration/seal",
+    "integration/writes",
 )
 """The directories in which an unexpected warning in the log of a host's node, session or command fails a test, too."""
 
