@@ -225,3 +225,18 @@ from headrace.config.load import load
     system.chmod(0o644)
     program = program.replace("sorted(load({}).config.mounts)", "load({}).config.sync_interval_s")
     assert as_nobody(program, imports=imports, path=str(system))[0] == 1
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "etcd://root:s3cr3t@127.0.0.1:1/t",
+        "https://root:s3cr3t@h/t",
+        "http://u:s3cr3t@h",
+        "etcd://u:s3/s3cr3t@h",
+    ],
+)
+def test_no_message_repeats_a_password_in_the_url_of_a_cluster(url: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        load({"cluster": url})
+    assert "s3cr3t" not in str(raised.value) and "cluster_password" in raised.value.hint

@@ -524,6 +524,12 @@ def _check_write(config: Config) -> None:
 
 
 def _check_cluster(config: Config) -> None:
+    if "@" in config.cluster:  # first: other messages repeat the URL
+        raise UsageError(
+            "setting cluster",
+            why="the URL holds a user or a password",
+            hint="set cluster_user, and cluster_password to a file of mode 0600",
+        )
     scheme = config.cluster.partition("://")[0]
     if config.cluster and scheme not in CLUSTER_SCHEMES:
         raise UsageError(
