@@ -4,12 +4,13 @@ runs several processes of it (`./dev test` without a path)."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import inspect
 import logging
 import os
 import signal
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -267,7 +268,8 @@ def _no_unexpected_warning(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.fail("unexpected warnings:\n" + "\n".join(unexpected), pytrace=False)
 
 
-def _is_in(path: Path, folders: Sequence[str]) -> bool:
+@functools.cache  # or each of the many small tests would take some ten of pathlib's calls
+def _is_in(path: Path, folders: tuple[str, ...]) -> bool:
     return any(path.is_relative_to(TESTS / folder) for folder in folders)
 
 
