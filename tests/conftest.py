@@ -122,7 +122,6 @@ def pytest_configure(config: pytest.Config) -> None:
         place = int(worker["workerid"].removeprefix("gw"))
         gc.disable()  # until all tests are collected: it would look at syntax trees, and then at tests, again and again
         compile_part(config, TESTS, number=place, count=worker["workercount"])
-        read_part(Path(headrace.__file__).parent, number=place, count=worker["workercount"])
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -177,9 +176,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Leave the tests and what they import out of garbage collections: in the whole suite each takes 0.3 s more."""
     gc.disable()
+    if worker := getattr(session.config, "workerinput", None):
+        place = int(worker["workerid"].removeprefix("gw"))
+        read_part(Path(headrace.__file__).parent, number=place, count=worker["workercount"])
     try:
         return (yield)
     finally:
