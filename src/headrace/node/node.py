@@ -253,7 +253,7 @@ class Node:
             ReadRequests(self.reads, self.store, self.predictions, statistics),
             WriteRequests(self.write, self.cluster),
         )
-        jobs = JobRequests(self.jobs, writes, self.cluster)
+        jobs = JobRequests(self.jobs, writes, self.cluster, self.subscribers.deliver)
         handlers: Handlers = {
             **NameRequests(self.namespace, self.store, self.config.origin_timeout_s).handlers,
             **reads.handlers,

@@ -42,6 +42,7 @@ from headrace.wire.messages import (
     JobRetry,
     JobRows,
     JobStart,
+    JobState,
     List,
     Lookup,
     LookupVersion,
@@ -283,9 +284,17 @@ class SealRequests:
 
 
 class JobRequests:
-    """Runs jobs: on this node, or in its cluster on all nodes."""
+    """Runs jobs: on this node, or in its cluster on all nodes. deliver_events: returns when the sessions of this host
+    have handled all events so far."""
 
-    def __init__(self, jobs: Jobs, writes: WriteRequests, cluster: ClusterServices | None) -> None:
+    def __init__(
+        self,
+        jobs: Jobs,
+        writes: WriteRequests,
+        cluster: ClusterServices | None,
+        deliver_events: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._deliver_events = deliver_events
         self._jobs = jobs
         self._writes = writes
         self._cluster = cluster
@@ -322,8 +331,18 @@ class JobRequests:
         if request.kind in ("persist", "persist-soon"):
             return self._writes.persist(request)
         if self._cluster is not None and self._cluster.runs(request):
-            return self._cluster.run(request)
-        return self._jobs.run(request.kind, request.path, request.options)
+            states = self._cluster.run(request)
+        else:
+            states = self._jobs.run(request.kind, request.path, request.options)
+        return self._delivered(states) if request.kind == "sync" else states
+
+    async def _delivered(self, states: AsyncIterator[JobState]) -> AsyncIterator[Answer]:
+        """Yield the states of a job. Before the last one, the kernels of this host learn which names changed: a program
+        that begins afterwards must read the new files."""
+        async for state in states:
+            if state.done:
+                await self._deliver_events()
+            yield state
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import pytest
 from headrace.base.clock import monotonic_s
 from headrace.entry.rpc import server
 from headrace.entry.rpc.server import Subscribers
-from headrace.wire.messages import Answer, Evicted
+from headrace.wire.messages import Answer, Evicted, Invalidated
 
 
 class Session:
@@ -69,3 +69,49 @@ async def test_who_leaves_or_does_not_answer_is_not_waited_for() -> None:
     assert await silent.events.get() is None  # it was cut off, comes back, and looks at everything again
     assert subscribers._queues == set()
     assert subscribers._receipts == {}
+
+
+async def test_events_are_delivered_when_all_sessions_have_handled_them() -> None:
+    subscribers = Subscribers()
+    await subscribers.deliver()  # nobody follows
+    sessions = await sessions_of(subscribers)
+    changed = Invalidated(names=[(1, b"name")])
+    subscribers.publish(changed)
+    delivered = asyncio.ensure_future(subscribers.deliver())
+    for session in sessions:
+        assert await session.events.get() == changed, "in their order"
+        receipt = await session.events.get()
+        assert isinstance(receipt, Evicted)
+        assert receipt.ids == []
+        await asyncio.sleep(0)
+        assert not delivered.done()
+        subscribers.acknowledge(receipt.receipt)
+    await delivered
+    for session in sessions:
+        session.following.cancel()
+
+
+async def test_a_session_that_is_late_with_its_events_keeps_its_connection() -> None:
+    """A call in the kernel may hold up a name for long, and a session that is cut off drops what it has open."""
+    subscribers = Subscribers()
+    sessions = await sessions_of(subscribers)
+    began_s = monotonic_s()
+    await subscribers.deliver()
+    assert monotonic_s() - began_s == pytest.approx(server.FORGET_LIMIT_S)
+    assert len(subscribers._queues) == 2
+    assert subscribers._receipts == {}
+    for session in sessions:
+        session.following.cancel()
+
+
+async def test_a_cancelled_wait_leaves_no_receipt() -> None:
+    subscribers = Subscribers()
+    sessions = await sessions_of(subscribers)
+    waiting = asyncio.ensure_future(subscribers.deliver())
+    await sessions[0].events.get()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert subscribers._receipts == {}
+    for session in sessions:
+        session.following.cancel()

@@ -12,6 +12,8 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import msgspec
+
 from headrace.base.errors import HeadraceError, NodeUnavailableError, ProtocolError
 from headrace.wire import frame
 from headrace.wire.message import Message
@@ -63,20 +65,33 @@ class Subscribers:
     async def drop_damaged(self, ids: list[int]) -> None:
         """Make every session drop the bytes of these files from its cache. On return each session has done so, or
         was disconnected because it did not confirm in time."""
+        for queue in await self._unconfirmed(Evicted(ids=ids, damaged=True)):
+            log.warning("a session that did not confirm an eviction was disconnected")
+            self._leave(queue)
+            queue.put_nowait(None)
+
+    async def deliver(self) -> None:
+        """Return when each session has handled all events so far, or after FORGET_LIMIT_S: a call in the kernel may
+        hold up the events of a directory."""
+        late = await self._unconfirmed(Evicted(ids=[]))
+        if late:
+            log.info("sessions have not handled all events yet sessions=%d", len(late))
+
+    async def _unconfirmed(self, event: Evicted) -> list[asyncio.Queue[Answer | None]]:
+        """Publish an event with a receipt for each session. Return the sessions that did not confirm it within
+        FORGET_LIMIT_S."""
         confirmations: dict[int, asyncio.Future[None]] = {}
         for queue in list(self._queues):
             self._receipt += 1
             confirmations[self._receipt] = future = asyncio.get_running_loop().create_future()
             self._receipts[self._receipt] = queue, future
-            self._put(queue, Evicted(ids=ids, damaged=True, receipt=self._receipt))
-        if confirmations:
-            await asyncio.wait(confirmations.values(), timeout=FORGET_LIMIT_S)
-        for receipt in confirmations:
-            queue, future = self._receipts.pop(receipt)
-            if not future.done():
-                log.warning("a session that did not confirm an eviction was disconnected")
-                self._leave(queue)
-                queue.put_nowait(None)
+            self._put(queue, msgspec.structs.replace(event, receipt=self._receipt))
+        try:
+            if confirmations:
+                await asyncio.wait(confirmations.values(), timeout=FORGET_LIMIT_S)
+        finally:
+            receipts = [self._receipts.pop(receipt) for receipt in confirmations]
+        return [queue for queue, future in receipts if not future.done()]
 
     def acknowledge(self, receipt: int) -> None:
         """Record that a session confirmed the receipt."""
