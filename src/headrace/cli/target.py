@@ -51,6 +51,8 @@ def find_target(socket: str | None, cache: str | None, path: str | None = None) 
     attached = _within_origin(path, running)
     if attached is not None:
         return attached
+    if node_socket is None:
+        _refuse_unknown_mount(path)
     if path is not None and "://" in path:
         raise UsageError(
             path, why="no node on this host has this origin", hint="`headrace mount list` prints its origins"
@@ -82,6 +84,25 @@ def _below_mountpoint(path: str | None, states: list[RunState]) -> Target | None
         if top and is_at_or_below(path, top) and len(top) > longest:
             best, longest = Target(state.socket, "/" + path[len(top) :].strip("/")), len(top)
     return best
+
+
+def _refuse_unknown_mount(path: str | None) -> None:
+    """Refuse a PATH below a mount whose node is none of the known ones. Another node would take it for a path of its
+    own namespace, and `persist` would say that nothing is left to do. Raises UsageError."""
+    from headrace.base.mount_table import mount_table, mounted_at
+    from headrace.fuse.device import FSTYPE
+
+    if path is None or "://" in path:
+        return
+    path = os.path.abspath(path)
+    above = [row.mountpoint for row in mount_table() if is_at_or_below(path, row.mountpoint)]
+    innermost = mounted_at(max(above, key=len, default="/"))
+    if innermost is not None and innermost.kind == FSTYPE:
+        raise UsageError(
+            path,
+            why=f"the node of the mount {innermost.mountpoint} is not in the run directory of this command",
+            hint="name it by --cache DIR or --socket PATH, or set HEADRACE_RUN_FOLDER as for that node",
+        )
 
 
 def _within_origin(path: str | None, running: list[str]) -> Target | None:

@@ -1,0 +1,41 @@
+"""The node that a command uses, by its PATH."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.base import mount_table
+from headrace.base.errors import NodeUnavailableError, UsageError
+from headrace.base.mount_table import MountTableRow
+from headrace.cli.target import find_target
+
+MOUNTS = {"/": "ext4", "/mnt": "ext4", "/mnt/data": "fuse.headrace", "/mnt/data/nested": "tmpfs"}
+
+
+@pytest.fixture(autouse=True)
+def no_known_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_RUN_FOLDER", str(tmp_path / "run"))
+    rows = [MountTableRow(path, "0:1", "/", kind, "", ()) for path, kind in MOUNTS.items()]
+    monkeypatch.setattr(mount_table, "mount_table", lambda: rows)
+
+
+@pytest.mark.parametrize("path", ["/mnt/data", "/mnt/data/", "/mnt/data/folder/file", "/mnt/../mnt/data"])
+def test_a_path_below_the_mount_of_another_node_is_refused(path: str) -> None:
+    """`persist` took it for a path of the only known node, and said that nothing was left to persist."""
+    with pytest.raises(
+        UsageError, match="the node of the mount /mnt/data is not in the run directory"
+    ) as raised:
+        find_target(None, None, path)
+    assert "HEADRACE_RUN_FOLDER" in raised.value.hint
+
+
+@pytest.mark.parametrize("path", [None, "/", "/mnt", "/mnt/database", "/mnt/data/nested/file"])
+def test_any_other_path_is_one_of_the_namespace(path: str | None) -> None:
+    with pytest.raises(NodeUnavailableError, match="no node runs on this host"):
+        find_target(None, None, path)
+
+
+def test_a_named_node_takes_any_path(tmp_path: Path) -> None:
+    assert find_target(str(tmp_path / "socket"), None, "/mnt/data").path == "/mnt/data"
