@@ -34,8 +34,8 @@ from headrace.writeback.replication.replica_layer import ReplicaLayer
 from headrace.writeback.sync_journal import JournalRecord
 from tests.integration.cli.host import Host
 from tests.integration.door.rest.conftest import Api, serving
-from tests.integration.door.s3.conftest import S3, s3
-from tests.integration.door.webhdfs.conftest import WebHdfs, webhdfs
+from tests.integration.door.s3 import conftest as s3_host
+from tests.integration.door.webhdfs import conftest as webhdfs_host
 from tests.security.exchanging import (
     CLOSED,
     MINE,
@@ -49,9 +49,20 @@ from tests.security.exchanging import (
     user,
 )
 
-__all__ = ["s3", "webhdfs"]
 pytestmark = pytest.mark.root
 NAMES = ("d/f", "x")
+
+
+@pytest.fixture
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3_host.S3]:
+    with s3_host.serving(tmp_path_factory.mktemp("s3")) as served:
+        yield served
+
+
+@pytest.fixture
+def webhdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webhdfs_host.WebHdfs]:
+    with webhdfs_host.serving(tmp_path_factory.mktemp("webhdfs")) as served:
+        yield served
 
 
 @pytest.fixture
@@ -73,7 +84,7 @@ def assert_harmless(data: bytes) -> bool:
 # ------------------------------------------------------------ gateways
 
 
-def test_s3(s3: S3, canary: Canary) -> None:
+def test_s3(s3: s3_host.S3, canary: Canary) -> None:
     client = s3.client()
 
     def attempt(work: Callable[[], object]) -> None:
@@ -104,7 +115,7 @@ def test_s3(s3: S3, canary: Canary) -> None:
         for_a_while(step)
 
 
-def test_webhdfs(webhdfs: WebHdfs, canary: Canary) -> None:
+def test_webhdfs(webhdfs: webhdfs_host.WebHdfs, canary: Canary) -> None:
     def step(number: int) -> bool:
         path = f"/out/race/{NAMES[number % 2]}"
         mode = webhdfs.ask("PUT", path, "SETPERMISSION", permission="666").status_code

@@ -12,7 +12,8 @@ from tests import service_logs
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[Path]:
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(service_logs, "_followed", {})  # hosts of other tests may still run
     service_logs.drop()
     path = tmp_path / "host/run/node.log"
     path.parent.mkdir(parents=True)

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sysconfig
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,13 +134,20 @@ def origin(needs_root: None, seaweed: S3Server) -> S3Server:
     return new_bucket(seaweed)
 
 
-@pytest.fixture(scope="package")
-def s3(needs_root: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    host = Host(tmp_path_factory.mktemp("s3"), write=f"off,/{WRITE}=back", persist_delay_s=0.1)
+@contextmanager
+def serving(base: Path) -> Iterator[S3]:
+    """Run a host with a node and the gateway below a directory."""
+    host = Host(base, write=f"off,/{WRITE}=back", persist_delay_s=0.1)
     try:
         yield S3(start(host), host.truth, host.base / "origin", host)
     finally:
         host.close()
+
+
+@pytest.fixture(scope="package")
+def s3(needs_root: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    with serving(tmp_path_factory.mktemp("s3")) as served:
+        yield served
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,10 +115,17 @@ def start(host: Host, *words: object) -> str:
     return str(host.start("webhdfs", "--insecure", "--address", "127.0.0.1:0", *words).wait_ready()["url"])
 
 
-@pytest.fixture(scope="package")
-def webhdfs(needs_root: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebHdfs]:
-    host = Host(tmp_path_factory.mktemp("webhdfs"), write=f"off,/{WRITE}=back", persist_delay_s=0.1)
+@contextmanager
+def serving(base: Path) -> Iterator[WebHdfs]:
+    """Run a host with a node and the gateway below a directory."""
+    host = Host(base, write=f"off,/{WRITE}=back", persist_delay_s=0.1)
     try:
         yield WebHdfs(start(host), host.truth, host.base / "origin", host)
     finally:
         host.close()
+
+
+@pytest.fixture(scope="package")
+def webhdfs(needs_root: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebHdfs]:
+    with serving(tmp_path_factory.mktemp("webhdfs")) as served:
+        yield served
