@@ -1,4 +1,4 @@
-"""Where something of a layer lies, for tests that look at it, or change it, by plain calls."""
+"""Says where something of a layer lies, for tests that look at it, or change it, by plain calls."""
 
 from __future__ import annotations
 

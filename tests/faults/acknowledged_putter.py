@@ -183,8 +183,8 @@ class Putter:
 
 
 def replay(log: Path, moment_bytes: int) -> tuple[States, dict[str, list[bytes | None]]]:
-    """What each name must be; and what those may be instead of which a change was not answered when the log had
-    `moment_bytes`, just before power was lost."""
+    """Return what each name must be; and of names with a change that was not answered yet, what else they may be. The
+    log had `moment_bytes` just before power was lost: later answers don't count."""
     promised: States = {}
     begun: dict[str, States] = {}
     under_way: dict[str, list[bytes | None]] = {}

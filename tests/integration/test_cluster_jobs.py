@@ -91,7 +91,7 @@ async def _served(cluster: SocketJobCluster) -> AsyncIterator[None]:
 
 
 def _server(cluster: SocketJobCluster, runner: Runner) -> RpcServer:
-    """As the node does it."""
+    """Return a server that answers as the node does."""
 
     async def answer(request: Request) -> Answer:
         match request:

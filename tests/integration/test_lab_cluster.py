@@ -258,7 +258,7 @@ def _heard(lab: Lab) -> int:
 
 
 def _tells(lab: Lab) -> bool:
-    """What the node sends arrives."""
+    """Return whether what the node sends arrives."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
         gateway = network.Namespaces(lab.record.folder, 0).gateway
         listener.bind((gateway, 0))

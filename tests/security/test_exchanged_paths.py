@@ -349,7 +349,7 @@ def test_the_session(tmp_path: Path, canary: Canary) -> None:
 
 
 def use_the_mount(report: int) -> None:
-    """As its user does, of whom the kernel believes that the files are his. Reports + for what worked, - for what did
+    """Use it as its user does: the kernel believes that the files are his. Report + for what worked, - for what did
     not, and ! for a success that must not be."""
     number = 0
     while True:

@@ -1,5 +1,5 @@
-"""Who asks a gateway shows a credential, also on loopback and from a web page; secrets lie in files of one user (6, 27,
-29, 31)."""
+"""A client of a gateway shows a credential, also on loopback and from a web page. Secrets lie in files of one user (6,
+27, 29, 31)."""
 
 from __future__ import annotations
 

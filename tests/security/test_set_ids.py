@@ -1,5 +1,5 @@
-"""What the host sees of the upper layer runs with nobody's rights and is no device (finding 5); the mount shows what
-its users gave."""
+"""Files that the host sees of the upper layer run with nobody's rights and are no devices (finding 5). The mount shows
+what its users gave."""
 
 from __future__ import annotations
 

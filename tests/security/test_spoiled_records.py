@@ -1,4 +1,4 @@
-"""Who can write to etcd forges, replays and removes records of all kinds, and nodes go on by what was sealed
+"""Somebody who can write to etcd forges, replays and removes records of all kinds; nodes go on by what was sealed
 (finding 2)."""
 
 from __future__ import annotations

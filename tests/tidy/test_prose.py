@@ -155,7 +155,7 @@ CLAUSES = ("As", "How", "What", "When", "Where", "Whether", "Who", "Whose")
 """First words of docstrings that leave out what the function does: "What it reads."."""
 
 
-@survey("bench/", "tests/conformance/", "tests/fuzz/", "tests/model/", "tests/tidy/", "tests/unit/", "tools/")
+@survey("bench/", "tests/", "tools/")
 def clauses_of_scripts(module: Module) -> Iterator[str]:
     documented: list[Function | ast.ClassDef | ast.Module] = [module.tree, *module.nodes(ast.ClassDef)]
     for node in [*documented, *module.functions()]:

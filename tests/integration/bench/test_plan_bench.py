@@ -56,8 +56,8 @@ def test_a_fetcher_keeps_to_the_peak_of_the_taut_string(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("contender", ["plan", "no plan"])
 def test_a_job_on_real_nodes(contender: str, monkeypatch: pytest.MonkeyPatch, needs_fuse: None) -> None:
-    """How early files come depends on the machine here, so only what must hold on each is tested: right bytes, a plan
-    that was followed, and without one a cold epoch in which no reader's own disk helps."""
+    """The machine decides how early files come, so only what must hold on each is tested. Bytes are right, a plan is
+    followed, and without one no reader's own disk helps in a cold epoch."""
     monkeypatch.syspath_prepend(str(COMPARE))
     nodes: Any = importlib.import_module("planbench.nodes")
     cases: Any = importlib.import_module("planbench.cases")

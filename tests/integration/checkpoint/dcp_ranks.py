@@ -173,7 +173,7 @@ def bits(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse(folder: str, checks: dict[str, Any]) -> None:
-    """What is wrong is said, on every rank."""
+    """Check that every rank says what is wrong."""
     nothing, complex_ = HeadraceReader(f"{folder}/none"), HeadraceReader(f"{folder}/tensors")
     expect("no checkpoint", lambda: dcp.load({"x": torch.zeros(1)}, storage_reader=nothing))
     expect("saved as complex64", lambda: dcp.load({"complex": torch.zeros(90, 70)}, storage_reader=complex_))

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(200)
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the ranks leave; all of them ended well."""
+    """Return the folder that the ranks leave; all of them ended well."""
     folder = tmp_path_factory.mktemp("dcp")
     run_ranks("tests.integration.checkpoint.dcp_ranks", folder, limit_s=180)
     return folder

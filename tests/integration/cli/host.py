@@ -171,8 +171,8 @@ class Host:
         return [json.loads(text) for text in done.stdout.split("\0")[:-1]]
 
     def status(self) -> dict[str, Any]:
-        """What `headrace status --json` prints of the host's only node, asked of the node itself: a process for each
-        poll would take most of the processor time of the suite."""
+        """Return what `headrace status --json` prints of the host's only node. The node itself is asked: a process for
+        each poll would take most of the processor time of the suite."""
         answer = self._ask(StatusAsk())
         assert isinstance(answer, Report)
         status: dict[str, Any] = answer.status

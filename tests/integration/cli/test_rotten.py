@@ -1,4 +1,4 @@
-"""What fsck reported as dropped is right at once: in new opens of every mount, in every way of reading.
+"""Files that fsck reported as dropped are right at once: in new opens of every mount, in every way of reading.
 
 HEADRACE_EXAMPLES: how many times in a row.
 """

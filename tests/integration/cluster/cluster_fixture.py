@@ -93,7 +93,7 @@ class ClusterFixture:
             wait_until(lambda host=host: len(self.members(host)) == count, SEEN_WITHIN_S)  # type: ignore[misc]
 
     def origin(self, key: str = "bytes_read", hosts: list[Host] | None = None) -> int:
-        """What the nodes together had from the origin."""
+        """Return what the nodes together had from the origin."""
         return sum(self.status(host)["origin"][key] for host in (hosts or self.hosts))
 
     def misses(self) -> int:

@@ -42,7 +42,8 @@ def read(client: Any, key: str) -> bytes:
 
 
 def read_when_told(client: Any, key: str, wanted: bytes) -> None:
-    """What another node wrote last is seen about a second later; until then, what was there before."""
+    """Wait until the key has the bytes. Another node's last write is seen about a second later; until then, what was
+    there before."""
 
     def is_there() -> bool:
         try:
@@ -124,7 +125,7 @@ def test_an_object_is_at_the_other_gateway_before_it_is_persisted(make_cluster: 
 
 @pytest.mark.expected_warnings("a node left the cluster, this replica persists its files")
 def test_a_killed_owner_and_a_killed_writer_cost_no_object(make_cluster: MakeCluster) -> None:
-    """What was acknowledged in back:2 is read from the node that holds the copy, and persisted by it."""
+    """Objects that were acknowledged in back:2 are read from the node that holds the copy, and persisted by it."""
     cluster = make_cluster(write="back:2", replicas=2, persist_delay_s=3600, take_over_s=1)
     truth = fill(cluster)
     cluster.start(3)

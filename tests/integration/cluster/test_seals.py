@@ -41,7 +41,7 @@ def test_every_node_seals_what_the_origin_gave_once(make_cluster: MakeCluster) -
 
 
 def test_a_lazy_seal_borrows_from_the_other_nodes(make_cluster: MakeCluster) -> None:
-    """What others own comes through the layer, then lies on this host: it is read when all the others are gone."""
+    """Files that others own come through the layer, then lie on this host: they are read when the others are gone."""
     cluster = make_cluster()
     contents = {
         f"{number}.bin": cluster.put(f"images/{number}.bin", 2000 + number * 331, seed=number)

@@ -162,7 +162,7 @@ class Pair:
         return {name: contest for name, contest in contested.items() if contest.left}
 
     def _saw_the_other(self, node: int, path: str, *, removed: bool) -> bool:
-        """Whether what a node has at a path stands for what the other one has not persisted yet; or for nothing, where
+        """Return whether a node's entry at a path replaces what the other one has not persisted yet; or nothing, where
         that one had removed it."""
         upper = Upper(str(self.cluster.hosts[node].cache / "upper"))
         whole = os.fsencode(f"/{path}")

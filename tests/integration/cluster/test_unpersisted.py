@@ -1,4 +1,4 @@
-"""What a node wrote and has not persisted: the others see it, read it from there, and replace it."""
+"""The other nodes see what a node wrote and has not persisted, read it from there, and replace it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def recorded(cluster: ClusterFixture, host: Host) -> int:
 
 
 def conflicts(host: Host, path: str) -> list[str]:
-    """Where it kept its own files of that path, or below it, after all was persisted."""
+    """Return where the host kept its own files of that path, or below it, after all was persisted."""
     return [row["kept"].lstrip("/") for row in settled(host)["conflicts"] if row["path"].startswith(path)]
 
 

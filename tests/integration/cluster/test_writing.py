@@ -1,4 +1,4 @@
-"""What one node wrote and persisted, the others see: at once, without `headrace sync`."""
+"""The other nodes see what one node wrote and persisted: at once, without `headrace sync`."""
 
 from __future__ import annotations
 

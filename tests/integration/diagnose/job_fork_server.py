@@ -51,7 +51,8 @@ class JobForkServer:
     def diagnose(
         self, script: str, *words: object, group: Path | None = None, run_folder: str = ""
     ) -> dict[str, Any]:
-        """What `headrace diagnose --pid --json` says of it. run_folder: of the node whose mount it reads."""
+        """Return what `headrace diagnose --pid --json` says of the script. run_folder: of the node whose mount it
+        reads."""
         pid = self.start(script, *words, group=group)
         try:
             return self.watch(pid, run_folder=run_folder)

@@ -125,7 +125,7 @@ def test_the_node_is_killed_meanwhile(alone: Host) -> None:
 
 
 def test_no_node_any_more(alone: Host) -> None:
-    """What is cached is read on; for the rest an error comes, in its turn."""
+    """Cached files are read on; for the rest an error comes, in its turn."""
     names = [f"/f{number}" for number in range(40)]
     bodies = [alone.put(name[1:], 300) for name in names]
     node = node_of(alone)

@@ -130,7 +130,7 @@ def test_the_example_of_pyarrow(make_door: MakeDoor) -> None:
 
 
 def test_pyarrow_writes_a_data_set_again_over_the_old_one(make_door: MakeDoor) -> None:
-    """As a job does that runs again: parts that are no more are removed."""
+    """A job that runs again does this: parts that are no more are removed."""
     import pyarrow
     import pyarrow.dataset as data
 

@@ -55,7 +55,7 @@ def shard(path: Path, number: int) -> None:
 
 @pytest.fixture(params=["node", "folder"])
 def location_of(request: pytest.FixtureRequest, host: Host) -> Callable[[str], str]:
-    """Where a folder of the origin is read: by the node, or as any folder."""
+    """Return a function that gives where a folder of the origin is read: by the node, or as any folder."""
     if request.param == "node":
         return lambda name: f"headrace:///{name}"
     return lambda name: str(host.truth / name)

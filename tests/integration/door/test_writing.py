@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def seen_by(fs: Any) -> dict[str, str]:
-    """As tree_of, through the door."""
+    """Return what tree_of returns, through the door."""
     files = {}
     for path, about in fs.find("/", withdirs=True, detail=True).items():
         if path != "/":

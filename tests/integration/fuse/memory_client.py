@@ -109,7 +109,7 @@ class MemoryClient:
         self.filled.setdefault(id, set()).add(block)
 
     def _wait(self, cancel: Cancel | None, sign: str) -> None:
-        """As slow as the state says, and as long as a file of that name is there."""
+        """Wait as long as the state says, and as long as a file of that name is there."""
         limit_s = time.monotonic() + float(self.options["slow_s"])
         while time.monotonic() < limit_s or os.path.exists(f"{self.folder}/{sign}"):
             if cancel is not None and cancel.is_set():

@@ -97,7 +97,7 @@ class Caller:
         wait_until(lambda: self._waiting() == threads)
 
     def _waiting(self) -> int:
-        """How many of its threads wait for an answer of ours, or for a page that another request brings."""
+        """Return how many of its threads wait for an answer of ours, or for a page that another request brings."""
         stacks = [path.read_text() for path in Path(f"/proc/{self.process.pid}/task").glob("*/stack")]
         return sum("request_wait_answer" in stack or "folio" in stack for stack in stacks)
 

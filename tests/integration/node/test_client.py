@@ -1,4 +1,4 @@
-"""What a client does when its node is replaced, its process forks, or files change between two questions."""
+"""A client goes on when its node is replaced, its process forks, or files change between two questions."""
 
 from __future__ import annotations
 

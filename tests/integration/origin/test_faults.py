@@ -1,4 +1,4 @@
-"""What a spoilt answer comes out as, through the real client and the wrappers that every origin has."""
+"""These tests show what a spoilt answer comes out as, with the real client and the wrappers that every origin has."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ async def listing_of_within(origin: Origin, seconds: float) -> None:
 
 
 async def test_a_listing_through_the_proxy_is_that_of_the_server(proxy: FaultProxy) -> None:
-    """That the proxy spoils nothing while it passes."""
+    """The proxy spoils nothing while it passes."""
     proxy.server.put("plain/a b", b"1")
     async with opened(build_origin(proxy.url("plain"), proxy.options())) as origin:
         assert set((await listing_of(origin, "")).objects) == {"a b"}

@@ -241,7 +241,7 @@ async def test_an_upload_that_does_not_come_to_its_end_leaves_no_parts(
 async def test_the_store_decides_for_uploads_in_parts_too(
     request: pytest.FixtureRequest, place: str, kind: str, over: str
 ) -> None:
-    """What is changed after our last look, and before the upload is completed, is not replaced."""
+    """An object that is changed after our last look, and before the upload is completed, is not replaced."""
     server = request.getfixturevalue(kind)
     stores = cloud.s3_stores(
         server.url(place), server.bucket, parse_options(server.url(place), server.options())

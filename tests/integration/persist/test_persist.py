@@ -1,4 +1,4 @@
-"""What is written through a mount comes to the origin, whole, in order, and never over what somebody else put there."""
+"""Files written through a mount come to the origin, whole, in order, and never over what somebody else put there."""
 
 from __future__ import annotations
 

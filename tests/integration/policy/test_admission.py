@@ -1,4 +1,4 @@
-"""What the policy does not admit is read right and leaves nothing on the disk."""
+"""Files that the policy does not admit are read right and leave nothing on the disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node reads from an origin has a price, a month has a budget, and the reads tell what to change."""
+"""Bytes that a node reads from an origin have a price, a month has a budget, and the reads tell what to change."""
 
 from __future__ import annotations
 

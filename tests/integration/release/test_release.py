@@ -1,4 +1,4 @@
-"""What is released can be built again, byte for byte, and nothing that was not looked up counts as sound."""
+"""A release can be built again, byte for byte, and nothing that was not looked up counts as sound."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def test_a_mountpoint_stays_while_a_container_has_a_seal_there(
 
 
 def test_nodes_of_one_host_have_seals_of_one_name(host: Host) -> None:
-    """What is done to one of them leaves the other as it is."""
+    """Removing one of them leaves the other as it is."""
     host.up()
     (host.base / "b").mkdir()
     other = Host(host.base / "b")

@@ -1,4 +1,4 @@
-"""What others put in the place of a seal's parts: disks of another cache, seals of another node, links of a user."""
+"""Others put these in the place of a seal's parts: disks of another cache, seals of another node, links of a user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where scripts run: a plain folder, and mounts of real nodes over a folder as origin. One of each for all tests."""
+"""Scripts run in a plain folder, and in mounts of real nodes over a folder as origin. One of each is for all tests."""
 
 from __future__ import annotations
 

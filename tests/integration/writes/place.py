@@ -1,4 +1,4 @@
-"""Where a script of file operations runs, and what it notes: the same script runs in a plain folder and in a mount.
+"""A script of file operations runs in a place, and makes notes: the same in a plain folder as in a mount.
 
 A script is a function of a `Place`. It asserts what POSIX or Linux say; what they leave open it notes, and the notes
 of both runs are compared. It runs in a process of its own (`runner.py`), which may fork: no threads there.
@@ -88,7 +88,7 @@ class Place:
         self.notes.append(f"{label}: {value!r}")
 
     def note_result(self, call: Callable[..., object], *args: Any, **options: Any) -> None:
-        """What came back, or which errno: the same in both places."""
+        """Note what came back, or which errno: the same in both places."""
         self.note(f"{getattr(call, '__name__', 'call')}{self._shown(args)}", outcome(call, *args, **options))
 
     def _shown(self, args: tuple[Any, ...]) -> str:
@@ -162,7 +162,8 @@ def removed_file_is_whole(fd: int, data: bytes) -> None:
 
 
 def elsewhere(call: Callable[[], T], *, user: int = 0) -> T:
-    """What the call gives in a forked process, as another user where one is named; its exception is raised here."""
+    """Return what the call gives in a forked process, as another user where one is named. Its exception is raised
+    here."""
     read, write = os.pipe()
     pid = os.fork()
     if not pid:

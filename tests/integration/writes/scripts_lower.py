@@ -222,7 +222,7 @@ def lower_files_are_removed_and_made_anew(place: Place) -> None:
 
 @script()
 def lower_folders_are_removed_and_made_anew(place: Place) -> None:
-    """What was in a folder that was removed does not show in the one of the same name."""
+    """Entries of a folder that was removed do not show in the one of the same name."""
     refused(errno.ENOTEMPTY, os.rmdir, place.low("folder"))
     for name in ("below/deep/four", "below/three", "one"):
         os.unlink(place.low(f"folder/{name}"))
@@ -364,7 +364,7 @@ def an_open_lower_file_is_renamed_over(place: Place) -> None:
 
 @script(lower=LOWER_LARGE)
 def a_reader_from_before_a_write(place: Place) -> None:
-    """Who opened the file before its first write reads what was, or what is; never a mixture of both."""
+    """A handle opened before the first write of its file reads what was, or what is; never a mixture of both."""
     for name in ("file", "large"):
         old = LOWER_LARGE[name]
         reader = os.open(place.low(name), os.O_RDONLY)

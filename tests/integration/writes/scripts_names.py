@@ -309,7 +309,7 @@ def odd_names(place: Place) -> None:
 
 @script()
 def deep_folders(place: Place) -> None:
-    """As deep as a path of 3,000 bytes, step by step; a mount has its own limit beyond (docs/semantics/names.md)."""
+    """Go as deep as a path of 3,000 bytes, step by step; a mount has its own limit beyond (docs/semantics/names.md)."""
     os.chdir(place.root)
     for _ in range(DEPTH):
         os.mkdir("d" * 100)
@@ -329,7 +329,7 @@ def deep_folders(place: Place) -> None:
 
 @script()
 def a_folder_is_removed_while_it_is_listed(place: Place) -> None:
-    """As `rm -rf` does: each name as it is read, until nothing is left."""
+    """Remove all as `rm -rf` does: each name as it is read, until nothing is left."""
     for number in range(500):
         os.close(os.open(place.path(f"{number}"), OPEN_FLAGS))
     passes = 0

@@ -197,7 +197,7 @@ def small_tools(place: Place) -> None:
 
 @script()
 def editors_save(place: Place) -> None:
-    """As vim does (backup by a link, a new file, renamed over), and as others do."""
+    """Save as vim does (backup by a link, a new file, renamed over), and as others do."""
     for path in (place.write("file", b"first\n"), place.low("text"), place.low("folder/one")):
         before = read_whole(path)
         os.link(path, f"{path}~")

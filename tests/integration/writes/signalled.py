@@ -31,13 +31,13 @@ Call = Callable[[int], None]
 
 
 class Failures:
-    """How often each call failed, by the errno."""
+    """Counts how often each call failed, by the errno."""
 
     def __init__(self) -> None:
         self.counts: dict[str, Counter[str]] = {}
 
     def call(self, kind: str, function: Callable[..., int], *arguments: object) -> int:
-        """What the function returned; below 0, the errno is counted."""
+        """Return what the function returned; below 0, the errno is counted."""
         ctypes.set_errno(0)
         result = function(*arguments)
         if result is None or result < 0:
@@ -45,7 +45,8 @@ class Failures:
         return result
 
     def whole(self, kind: str, function: Callable[..., int], *arguments: object, count: int = PAGE) -> None:
-        """As `call`, of a function that says how many bytes it moved: on a disk a signal makes none of them fewer."""
+        """Call a function, as `call` does, that returns how many bytes it moved. On a disk a signal makes none of them
+        fewer."""
         result = self.call(kind, function, *arguments)
         if 0 <= result < count:
             self.note(kind, "short")

@@ -1,4 +1,4 @@
-"""What the kernel does by itself on a file that is open for writing: the session is stopped, and must not be asked."""
+"""The kernel does this by itself on a file that is open for writing: the session is stopped, and must not be asked."""
 
 from __future__ import annotations
 

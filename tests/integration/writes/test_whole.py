@@ -1,4 +1,5 @@
-"""What is left after all scripts, as a whole: after a restart, and at the origin. The last of this folder."""
+"""All that the scripts left is right as a whole: after a restart, and at the origin. These tests are the last of this
+folder."""
 
 from __future__ import annotations
 

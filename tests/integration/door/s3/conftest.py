@@ -56,7 +56,7 @@ class S3:
         }
 
     def raw(self, data: bytes, *, limit_s: float = 10.0) -> bytes:
-        """What is answered until the connection ends."""
+        """Send bytes, and return what is answered until the connection ends."""
         with socket.create_connection(self.address, timeout=limit_s) as connection:
             connection.sendall(data)
             answer = b""

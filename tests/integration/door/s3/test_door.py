@@ -169,7 +169,7 @@ def test_a_killed_gateway_leaves_the_old_object(open_: Open) -> None:
 
 
 def test_the_node_is_away(open_: Open) -> None:
-    """What is cached is served; a put is taken, and the node finds it when it is back."""
+    """Cached objects are served; a put is taken, and the node finds it when it is back."""
     truth = get(open_, f"/{READ}/more.bin")
     os.kill(open_.host.pid_of("node") or _node_of(open_.host), signal.SIGKILL)
     assert get(open_, f"/{READ}/more.bin") == truth == (open_.s3.truth / "more.bin").read_bytes()

@@ -13,7 +13,7 @@ PREFIXES = ("", "names/", "names/a", "names/a/", "names/a/b", "names/ü", "nothi
 
 
 def keys_of_truth(s3: S3, prefix: str = "") -> list[str]:
-    """As S3 orders them: by the bytes of whole keys."""
+    """Return the keys as S3 orders them: by the bytes of whole keys."""
     keys = [str(file.relative_to(s3.truth)) for file in s3.truth.rglob("*") if file.is_file()]
     return sorted((key for key in keys if key.startswith(prefix)), key=str.encode)
 

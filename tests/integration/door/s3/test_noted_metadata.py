@@ -1,4 +1,4 @@
-"""What an origin tells with an object's bytes is noted with them: then it is asked for nothing more."""
+"""Metadata that an origin sends with an object's bytes is noted with them: then it is asked for nothing more."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def got(s3: S3, key: str, **more: Any) -> tuple[bytes, dict[str, Any]]:
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 def test_a_cold_object_is_asked_for_its_bytes_alone(origin: S3Server, lake: S3, size: int) -> None:
-    """As many reads as without a gateway, no HEAD; a second time nothing. A process that has just begun knows too."""
+    """It costs as many reads as without a gateway, no HEAD; a second time nothing. A process that has just begun knows
+    too."""
     names = [f"{size}/{name}" for name in ("gateway", "plain", "range", "loaded")]
     data = {name: put(origin, name, size, **GIVEN) for name in names}
     lake.host.ok("sync")

@@ -76,7 +76,7 @@ class WebHdfs:
         return about["exception"], answer.status_code
 
     def persisted(self, name: str) -> bytes | None:
-        """What the origin has of it below WRITE; None: nothing yet."""
+        """Return what the origin has of it below WRITE; None: nothing yet."""
         path = self.origin / name
         return path.read_bytes() if path.is_file() else None
 
@@ -84,7 +84,7 @@ class WebHdfs:
         wait_until(lambda: self.persisted(name) == data, LIMIT_S, hint=lambda: f"{name} at the origin")
 
     def raw(self, data: bytes) -> bytes:
-        """What is answered until the connection ends."""
+        """Send bytes, and return what is answered until the connection ends."""
         with socket.create_connection(self.address, timeout=LIMIT_S) as connection:
             connection.sendall(data)
             answer = b""

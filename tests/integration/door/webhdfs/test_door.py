@@ -72,7 +72,7 @@ def test_hadoops_client_is_not_told_the_type_of_json(webhdfs: WebHdfs) -> None:
 
 @pytest.mark.timeout(120)
 def test_the_gateway_and_the_node_are_killed(tmp_path: Path) -> None:
-    """What is cached is served while the node is away; a put that broke off with its gateway leaves the old file."""
+    """Cached files are served while the node is away; a put that broke off with its gateway leaves the old file."""
     host = Host(tmp_path, write=f"off,/{WRITE}=back", persist_delay_s=0.1)
     try:
         webhdfs = WebHdfs(start(host), host.truth, host.base / "origin", host)

@@ -30,7 +30,7 @@ def test_ranges(webhdfs: WebHdfs) -> None:
 
 
 def test_the_place_of_the_bytes(webhdfs: WebHdfs) -> None:
-    """As Hadoop's client asks at first, and as clients do that want no redirect."""
+    """The test asks as Hadoop's client does at first, and as clients do that want no redirect."""
     data = (webhdfs.truth / "small.bin").read_bytes()
     redirect = webhdfs.ask("GET", f"/{READ}/small.bin", "OPEN", buffersize=4096)
     assert (redirect.status_code, redirect.content) == (307, b"")

@@ -227,7 +227,7 @@ def test_pages_of_the_web_are_refused(webhdfs: WebHdfs) -> None:
 
 @pytest.mark.parametrize("attempt", range(3))
 def test_of_two_who_rename_to_one_name_one_is_told_true(webhdfs: WebHdfs, attempt: int) -> None:
-    """What committers of Hadoop rely on."""
+    """Committers of Hadoop rely on this."""
     top = f"/{WRITE}/race-{attempt}"
     for name in ("a", "b"):
         webhdfs.put(f"{top}/{name}", name.encode())
