@@ -77,8 +77,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory, truth: Path) -> Iterator[Lab]:
     except (ServerMissing, HeadraceError) as error:
         pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("lab")
-    # a lease of 120 s does not end while a link is cut, however busy the machine
-    settings = {"sync_interval_s": "3600", "lease_s": "120"}
+    # A lease of 120 s does not end while a link is cut, however busy the machine. Predictions would fetch the files of
+    # a later test from the node whose link it cuts.
+    settings = {"sync_interval_s": "3600", "lease_s": "120", "predict_reads": "false"}
     with forking(), service_logs.following(Lab(str(folder / "lab.json")), folder / "lab") as lab:
         lab.up(LabPlan(nodes=3, settings=settings, sample=False, folder=str(folder / "lab")))
         store = services.client_of(lab.store())

@@ -40,6 +40,7 @@ pytestmark = [
         "a round of write-back failed",
         "a change can't be persisted",
         "request failed",
+        "a cache disk fails",
         "Traceback",
         "Input/output error",
     ),

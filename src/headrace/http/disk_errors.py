@@ -59,7 +59,7 @@ class DiskErrors:
             self._log.warning(
                 "a cache disk fails, requests are refused interface=%s file=%s error=%s",
                 self._interface,
-                error.filename if error.filename is not None else "-",
+                _name_of(error),
                 answer,
             )
         return answer
@@ -71,3 +71,10 @@ class DiskErrors:
                 return False
             self._logged_s[number] = now_s
             return True
+
+
+def _name_of(error: OSError) -> str:
+    """Return the path of the file; "-" for a descriptor, or for a name below one, which says nothing."""
+    name: object = error.filename
+    path = os.fsdecode(name) if isinstance(name, str | bytes) else ""
+    return path if path.startswith("/") else "-"

@@ -94,3 +94,12 @@ def test_the_log_has_one_line_a_minute_for_each_number(caplog: pytest.LogCapture
                 assert errors.answered(OSError(number, ""), b"/b/k") is not None
     assert len(caplog.records) == 4
     assert errors.answered(ValueError("a defect"), b"/b/k") is None
+
+
+@pytest.mark.expected_warnings("disks")
+@pytest.mark.parametrize(
+    ("name", "shown"), [("/a/b", "/a/b"), (b"/a/\xff", "/a/\udcff"), (18, "-"), (b"a", "-"), (None, "-")]
+)
+def test_the_log_names_a_file_by_its_path(name: object, shown: str, caplog: pytest.LogCaptureFixture) -> None:
+    DiskErrors(logging.getLogger("disks"), "s3").answered(OSError(errno.EIO, "", name), b"/b/k")
+    assert f"file={shown} error=" in caplog.text
