@@ -351,7 +351,7 @@ _NAMES = (
     "env_end",
 )
 _FIELDS = dict(zip(_NAMES, (26, 27, 28, 45, 46, 47, 48, 51), strict=True))
-"""Which fields of /proc/self/stat they are, by proc(5)."""
+"""Gives their positions in /proc/self/stat, by proc(5)."""
 
 
 class Area:

@@ -151,7 +151,7 @@ def test_no_docstring_of_a_script_or_test_completes_a_name() -> None:
     assert fragments_of_scripts.findings() == {}
 
 
-CLAUSES = ("As", "How", "What", "When", "Where", "Whether", "Who", "Whose")
+CLAUSES = ("As", "How", "What", "When", "Where", "Whether", "Which", "Who", "Whose")
 """First words of docstrings that leave out what the function does: "What it reads."."""
 
 

@@ -1,4 +1,4 @@
-"""Which folder lies in which."""
+"""Directories that lie in each other."""
 
 from __future__ import annotations
 

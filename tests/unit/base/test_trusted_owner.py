@@ -1,4 +1,4 @@
-"""Which user root put in charge of a folder, and which folders root gives away."""
+"""The user whom root put in charge of a directory, and the directories that root gives away."""
 
 from __future__ import annotations
 

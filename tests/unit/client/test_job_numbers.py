@@ -1,4 +1,4 @@
-"""Which processes are one job: those of a process group, or of a container."""
+"""Processes are one job if they are in one process group, or in one container."""
 
 from __future__ import annotations
 

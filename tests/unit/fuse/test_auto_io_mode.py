@@ -1,4 +1,4 @@
-"""Which mode `--io auto` takes depends on the sizes that a look at some directories finds."""
+"""The mode that `--io auto` takes depends on the sizes that a look at some directories finds."""
 
 from __future__ import annotations
 

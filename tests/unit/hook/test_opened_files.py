@@ -1,4 +1,4 @@
-"""Which files a process opens while it loads a sample. A program never sees an error of the hook."""
+"""Files that a process opens while it loads a sample. A program never sees an error of the hook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parts of large files a sample is made of: the extents that the hook names have the bytes of each sample."""
+"""The parts of large files that a sample is made of: the extents that the hook names have the bytes of each sample."""
 
 from __future__ import annotations
 

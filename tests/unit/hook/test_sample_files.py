@@ -1,4 +1,4 @@
-"""Which file a sample is: of known data sets by themselves, and by mounts."""
+"""The file of a sample: known data sets name it themselves, and mounts show it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which directories a node seals by itself: mounts, rules, and rules below and above mounts."""
+"""Directories that a node seals by itself: of mounts, of rules, and of rules below and above mounts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tokens are digests, and of what."""
+"""Tokens of origins that are digests, and what they are digests of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which small files go together in one request."""
+"""Small files that go together in one request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which peer is slow beside the others."""
+"""A peer that is slow beside the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which segments are hot, and who holds copies of them."""
+"""The hot segments, and the nodes that hold copies of them."""
 
 from __future__ import annotations
 

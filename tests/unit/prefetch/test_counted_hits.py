@@ -1,4 +1,4 @@
-"""Which samples count as hits: those that were cached when their loader took them. Time is virtual."""
+"""A sample counts as a hit if it was cached when its loader took it. Time is virtual."""
 
 from __future__ import annotations
 

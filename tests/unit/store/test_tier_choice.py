@@ -1,4 +1,4 @@
-"""Which files rise and sink: rules, and simulations of two tiers with and without moves."""
+"""Files that rise and sink: rules, and simulations of two tiers with and without moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which names at the top are seals, and what asking for them costs, with a node that a test tells what to answer."""
+"""Names at the top that are seals, and the cost of asking for them. A test tells the node what to answer."""
 
 from __future__ import annotations
 

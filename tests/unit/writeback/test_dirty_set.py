@@ -1,4 +1,4 @@
-"""Which paths are dirty, when each is due, and how many bytes they have."""
+"""The set of dirty paths: when each is due, and how many bytes they have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes are asked to keep a node's copies."""
+"""The choice of the nodes that keep a node's copies."""
 
 from __future__ import annotations
 

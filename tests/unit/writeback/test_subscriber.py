@@ -1,5 +1,4 @@
-"""Which nodes a node asks for the version that another one's file became at the origin, and when it asks again for
-pending names."""
+"""A node asks others for the version that a writer's file became at the origin, and asks again for pending names."""
 
 from __future__ import annotations
 
