@@ -73,6 +73,7 @@ NO_WARNINGS = (
 """The directories in which an unexpected warning of the test's own process fails it."""
 
 NO_WARNINGS_OF_SERVICES = (
+    "faults",
     "integration/bench",
     "integration/cli",
     "integration/diagnose",
