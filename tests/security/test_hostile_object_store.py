@@ -15,6 +15,7 @@ from headrace.base.model import Version
 from headrace.origin.object_store import ObjectStoreOrigin
 from headrace.wire.peer_messages import INT64_MAX
 from tests.conformance.origin.origin_suite import CollectedListing, listing_of, opened, soon
+from tests.security.endless_bodies import PIECE, SENT_MAX, EndlessHandler
 from tests.unit.origin.stand_in_store import StandInHandler, StandInStore, attach_gcs, attach_s3, serving
 
 pytestmark = pytest.mark.real_time  # obstore waits for the server in threads of its own
@@ -105,18 +106,13 @@ async def test_an_entity_tag_adds_no_header_to_a_request(token: str) -> None:
                 await origin.read_range("a", 0, 3, version=Version(3, 0, token), deadline=soon())
 
 
-PIECE = bytes(1 << 20)
-SENT_MAX = 256
-"""Pieces that the server would send. Buffers of sockets and of the client take a few."""
 READ = Version(8, 10**9, '"v"')
 DATED = {"ETag": READ.token, "Last-Modified": "Thu, 01 Jan 1970 00:00:01 GMT", "Content-Range": "bytes 0-7/8"}
 
 
-class _Long(StandInHandler):
+class _Long(EndlessHandler):
     """Answers a range of 8 bytes with `claimed` bytes, or with `packed` ones."""
 
-    pieces_sent: ClassVar[int] = 0
-    claimed: ClassVar[int] = 1 << 40
     packed: ClassVar[bytes] = b""
 
     def do_GET(self) -> None:
@@ -129,14 +125,8 @@ class _Long(StandInHandler):
         if self.packed:
             self.wfile.write(self.packed)
             return
-        type(self).pieces_sent = 0
-        with contextlib.suppress(OSError):
-            for _ in range(SENT_MAX):
-                self.wfile.write(PIECE[: self.claimed])
-                type(self).pieces_sent += 1
-                if self.claimed <= len(PIECE):
-                    return
-        self.close_connection = True
+        if not self.send_body():
+            self.close_connection = True
 
 
 @pytest.mark.parametrize("attach", [attach_s3, attach_gcs])

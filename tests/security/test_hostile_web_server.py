@@ -19,22 +19,18 @@ from headrace.origin.options import parse_options
 from headrace.origin.origin import Origin
 from headrace.origin.web import WebOrigin, index_names
 from tests.conformance.origin.origin_suite import listing_of, opened, soon
-from tests.unit.origin.stand_in_store import StandInHandler, StandInStore, endpoint_of, serving
+from tests.security.endless_bodies import PIECE, SENT_MAX, EndlessHandler
+from tests.unit.origin.stand_in_store import StandInStore, endpoint_of, serving
 
 pytestmark = pytest.mark.real_time  # obstore waits for the server in threads of its own
 
-PIECE = bytes(1 << 20)
-SENT_MAX = 256
-"""Pieces that the server would send. Buffers of sockets and of the client take a few."""
 VERSION = Version(8, 10**9, '"v"')
 DATED = {"ETag": VERSION.token, "Last-Modified": "Thu, 01 Jan 1970 00:00:01 GMT"}
 
 
-class _Hostile(StandInHandler):
+class _Hostile(EndlessHandler):
     """Answers a range with its first bytes and many more."""
 
-    pieces_sent: ClassVar[int] = 0
-    claimed: ClassVar[int] = 1 << 40
     page: ClassVar[str] = ""
 
     def do_HEAD(self) -> None:
@@ -46,14 +42,9 @@ class _Hostile(StandInHandler):
             self._head(200 if body else 404, {"Content-Type": "text/html", "Content-Length": str(len(body))})
             self.wfile.write(body)
             return
-        type(self).pieces_sent = 0
         self._head(206, {**DATED, "Content-Range": "bytes 0-7/8", "Content-Length": str(self.claimed)})
-        with contextlib.suppress(OSError):
-            for _ in range(SENT_MAX):
-                self.wfile.write(PIECE[: self.claimed])
-                type(self).pieces_sent += 1
-                if self.claimed <= len(PIECE):
-                    return
+        if self.send_body():
+            return
         self.connection.shutdown(socket.SHUT_RDWR)
         self.close_connection = True
 
