@@ -28,6 +28,7 @@ from headrace.wire.peer_frame import SPOKEN
 from headrace.wire.peer_messages import (
     DirtyNamesChanged,
     FailoverReport,
+    Fetch,
     FileRange,
     HandoverAnswer,
     InvalidateListing,
@@ -134,6 +135,8 @@ class FileDesk:
         self.folder = folder
         self.files: dict[bytes, DeskFile] = {}
         self.requests: list[int] = []
+        self.are_background: list[bool] = []
+        """Says of each request if reads of readers precede it."""
         self.forgotten: list[InvalidateListing | OriginChanged] = []
         self.taken: list[OfferHandover] = []
         self.doubted: list[FileRange] = []
@@ -162,20 +165,21 @@ class FileDesk:
         for file in self.files.values():
             os.close(file.fd)
 
-    async def open_many(
-        self, wanted: list[FileRange], *, cached_only: bool, peer: str
-    ) -> Sequence[DeskPiece | HeadraceError]:
-        self.requests.append(len(wanted))
+    async def open_many(self, request: Fetch, *, peer: str) -> Sequence[DeskPiece | HeadraceError]:
+        self.requests.append(len(request.files))
+        self.are_background.append(request.background)
         self.threads.add(threading.current_thread().name)
-        return [self._open(part, cached_only=cached_only) for part in wanted]
+        return [self._open(part, request) for part in request.files]
 
-    def _open(self, part: FileRange, *, cached_only: bool) -> DeskPiece | HeadraceError:
+    def _open(self, part: FileRange, request: Fetch) -> DeskPiece | HeadraceError:
         file = self.files.get(part.path)
         if file is None:
             return NotOwnerError(os.fsdecode(part.path), why="none of it is here")
         if file.failure_of_open is not None:
             return file.failure_of_open
-        if cached_only and not all(block in file.landed for block in block_range(part.start, part.end)):
+        if request.cached_only and not all(
+            block in file.landed for block in block_range(part.start, part.end)
+        ):
             return NotOwnerError(os.fsdecode(part.path), why="not here")
         return DeskPiece(file)
 

@@ -10,7 +10,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,6 +28,7 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import ObjectMetadata
+from headrace.base.promotion import Promotion
 from headrace.entry.peer.server import PeerServer, avoid_bbr
 from headrace.peer.client import PeerClient
 from headrace.testing.waiting import until
@@ -117,6 +120,42 @@ async def test_many_files_come_in_the_order_in_which_they_are_ready(tmp_path: Pa
         for task, file in reversed(late):
             pair.desk.files[file.path].land(0)
             assert await task == pair.desk.body(file)
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+async def test_a_background_request_is_sent_again_when_a_reader_waits(
+    tmp_path: Path, *, is_small: bool
+) -> None:
+    async with serving(tmp_path) as pair:
+        fetch: Any = pair.peers.fetch_small if is_small else partial(pair.peers.fetch, cached_only=False)
+        wanted, promotion = pair.desk.add("f", 110_000, landed=False), Promotion()
+        fetching = asyncio.ensure_future(
+            fetch(pair.node, wanted, epoch=1, deadline=soon(), promotion=promotion)
+        )
+        file = pair.desk.files[wanted.path]
+        await until(lambda: file.waits == 1)
+        assert pair.desk.are_background == [True]
+        promotion.promote()
+        await until(lambda: file.waits == 2 and file.cancelled == 1)
+        assert pair.desk.are_background == [True, False]
+        file.land(0)
+        assert (await fetching).body == pair.desk.body(wanted)
+        again = await fetch(pair.node, wanted, epoch=1, deadline=soon(), promotion=promotion)
+        assert again.body == pair.desk.body(wanted)
+        assert pair.desk.are_background == [True, False, False]
+
+
+async def test_the_time_of_background_requests_does_not_make_a_peer_seem_slow(tmp_path: Path) -> None:
+    """It waits for the peer's other reads."""
+    async with serving(tmp_path) as pair:
+        wanted = pair.desk.add("f", 110_000)
+        for promotion in (Promotion(), None):
+            arrived = await pair.peers.fetch(
+                pair.node, wanted, cached_only=False, epoch=1, deadline=soon(), promotion=promotion
+            )
+            assert arrived.body == pair.desk.body(wanted)
+        (times,) = pair.peers.table.latencies._samples.values()
+        assert len(times) == 1
 
 
 async def test_ten_thousand_small_files_go_in_batches(tmp_path: Path) -> None:

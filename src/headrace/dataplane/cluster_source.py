@@ -19,6 +19,7 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import Arrived, Entry, Version
+from headrace.base.promotion import Promotion
 from headrace.base.tasks import OwnedTasks
 from headrace.dataplane.concurrency import Gate
 from headrace.dataplane.intent import FOREGROUND, ReadIntent
@@ -158,7 +159,8 @@ class PeerThenOrigin:
                     if reader.is_slow(hop) and not intent.background:
                         answer = await self._ask_hedged(hop, hops[number + 1 :], start, end)
                     else:
-                        answer = await self._ask(hop, start, end)
+                        promotion = None if intent.is_for_reader else intent.promotion
+                        answer = await self._ask(hop, start, end, promotion)
                     if not isinstance(answer, HeadraceError):
                         yield answer
                         return
@@ -201,8 +203,10 @@ class PeerThenOrigin:
         except HeadraceError as error:
             return error
 
-    async def _ask(self, hop: Hop, start: int, end: int) -> Arrived | HeadraceError:
-        return await self.sources.reader.fetch(hop, _range_of(self.path, self.version, start, end))
+    async def _ask(
+        self, hop: Hop, start: int, end: int, promotion: Promotion | None = None
+    ) -> Arrived | HeadraceError:
+        return await self.sources.reader.fetch(hop, _range_of(self.path, self.version, start, end), promotion)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from headrace.base.clock import monotonic_s
 from headrace.base.errors import OriginUnavailableError
 from headrace.base.priority import Priority
-from headrace.dataplane.intent import Promotion
+from headrace.base.promotion import Promotion
 from headrace.dataplane.read_queue import NO_TENANT, FairReadQueue, ReadClass
 
 START = 8
@@ -116,18 +116,21 @@ class _Read(NamedTuple):
 class Gate:
     """Admit range reads: `async with gate.enter(size):` around each. Reads with a waiting reader precede background
     reads, which go by their priority. Tenants share each queue by their weights. bytes_max: limits the bytes in
-    flight, too; a single read of any size is admitted.
+    flight, too; a single read of any size is admitted. background_share: of the places and bytes, for reads that are
+    admitted as background reads; a peer with many readers may hold these for long.
 
     While the window finds out what the link bears, reads on young connections may starve beside those on connections
     that were fast. So no background read begins meanwhile beside a late read that a reader waits for, unless few are in
     flight.
     """
 
-    def __init__(self, window: Window, *, bytes_max: int) -> None:
+    def __init__(self, window: Window, *, bytes_max: int, background_share: float = 1.0) -> None:
         self.window = window
         self.in_flight = 0
         self.bytes_in_flight = 0
         self._bytes_max = bytes_max
+        self._background_share = background_share
+        self._background_reads = self._background_bytes = 0
         self._reads: dict[object, _Read] = {}  # by their begin
         self._spares_late = True
         self._demand = FairReadQueue()
@@ -153,9 +156,9 @@ class Gate:
     ) -> AsyncIterator[None]:
         """Hold a place. promotion: of a background read, to have it precede others when a reader waits for it."""
         if background and not (promotion is not None and promotion.is_promoted):
-            await self._acquire_promoted(size_bytes, read_class, promotion or Promotion())
+            as_background = await self._acquire_promoted(size_bytes, read_class, promotion or Promotion())
         else:
-            await self._acquire(size_bytes, self._demand, read_class, self._new_turn())
+            as_background = await self._acquire(size_bytes, self._demand, read_class, self._new_turn())
         key = object()
         self._reads[key] = _Read(
             monotonic_s(), size_bytes, (promotion or Promotion()) if background else None
@@ -167,10 +170,11 @@ class Gate:
             raise
         finally:
             del self._reads[key]
-            self._leave(size_bytes)
+            self._leave(size_bytes, as_background=as_background)
 
-    async def _acquire_promoted(self, size_bytes: int, read_class: ReadClass, promotion: Promotion) -> None:
-        """Wait with the background reads, and with those of readers too from its promotion on."""
+    async def _acquire_promoted(self, size_bytes: int, read_class: ReadClass, promotion: Promotion) -> bool:
+        """Wait with the background reads, and with those of readers too from its promotion on. Return whether it was
+        admitted as a background read."""
         turn = self._new_turn()
 
         def join_demand() -> None:
@@ -179,41 +183,58 @@ class Gate:
 
         promotion.notify(join_demand)
         try:
-            await self._acquire(size_bytes, self._background[read_class.priority], read_class, turn)
+            return await self._acquire(size_bytes, self._background[read_class.priority], read_class, turn)
         finally:
             promotion.notify(None)
 
     @staticmethod
-    def _new_turn() -> asyncio.Future[None]:
+    def _new_turn() -> asyncio.Future[bool]:
         return asyncio.get_running_loop().create_future()
 
     async def _acquire(
-        self, size_bytes: int, queue: FairReadQueue, read_class: ReadClass, turn: asyncio.Future[None]
-    ) -> None:
+        self, size_bytes: int, queue: FairReadQueue, read_class: ReadClass, turn: asyncio.Future[bool]
+    ) -> bool:
         queue.add(size_bytes, turn, read_class)
         self._admit()
         try:
-            await turn
+            return await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._leave(size_bytes)  # it was admitted before the cancel: another read gets its place
+                # it was admitted before the cancel: another read gets its place
+                self._leave(size_bytes, as_background=turn.result())
             raise
 
-    def _leave(self, size_bytes: int) -> None:
+    def _leave(self, size_bytes: int, *, as_background: bool) -> None:
         self.in_flight -= 1
         self.bytes_in_flight -= size_bytes
+        self._background_reads -= as_background
+        self._background_bytes -= as_background * size_bytes
         self._admit()
 
     def _admit(self) -> None:
         while self.in_flight < int(self.window.limit) and (queue := self._next_queue()) is not None:
-            if queue is not self._demand and self.in_flight >= START and self._is_late_read():
+            as_background, size_bytes = queue is not self._demand, queue.next_size_bytes()
+            if as_background and self.in_flight >= START and self._is_late_read():
                 return
-            size_bytes = queue.next_size_bytes()
             if self.in_flight and self.bytes_in_flight + size_bytes > self._bytes_max:
+                return
+            if as_background and not self._has_background_place(size_bytes):
                 return
             self.in_flight += 1
             self.bytes_in_flight += size_bytes
-            queue.admit_next()
+            self._background_reads += as_background
+            self._background_bytes += as_background * size_bytes
+            queue.admit_next(as_background=as_background)
+
+    def _has_background_place(self, size_bytes: int) -> bool:
+        """Return whether a further background read leaves the others their share."""
+        reads_max, bytes_max = (
+            self._background_share * most for most in (self.window.limit, self._bytes_max)
+        )
+        is_first = not self._background_reads
+        return is_first or (
+            self._background_reads < reads_max and self._background_bytes + size_bytes <= bytes_max
+        )
 
     def _is_late_read(self) -> bool:
         """Return whether background reads wait for a late read now. After the window has grown they do so until there

@@ -16,8 +16,9 @@ from functools import partial
 
 from headrace.base.errors import EvictedError, HeadraceError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, block_range
+from headrace.base.promotion import Promotion
 from headrace.base.tasks import OwnedTasks
-from headrace.dataplane.intent import BACKGROUND, FOREGROUND, Promotion, ReadIntent
+from headrace.dataplane.intent import BACKGROUND, FOREGROUND, ReadIntent
 from headrace.dataplane.readahead import ReadAhead, whole_order
 from headrace.dataplane.room import with_room
 from headrace.dataplane.source import ByteSource

@@ -3,34 +3,13 @@ source."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from headrace.base.promotion import Promotion
 
 PROGRAMS = "programs"
 PEERS = "peers"
 LOADS = "loads"
-
-
-class Promotion:
-    """Tells the gate where a background read waits that a reader waits for it now, so that it does not wait for other
-    background reads: priority inheritance. For one loop."""
-
-    __slots__ = ("_on_promoted", "is_promoted")
-
-    def __init__(self) -> None:
-        self.is_promoted = False
-        self._on_promoted: Callable[[], None] | None = None
-
-    def promote(self) -> None:
-        """Let the read precede background reads from now on."""
-        if not self.is_promoted:
-            self.is_promoted = True
-            if self._on_promoted is not None:
-                self._on_promoted()
-
-    def notify(self, on_promoted: Callable[[], None] | None) -> None:
-        """Set what is called when the read is promoted; None: it waits at no gate."""
-        self._on_promoted = on_promoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +36,17 @@ class ReadIntent:
     promotion: Promotion | None = field(default=None, compare=False)
 
     @property
+    def is_for_reader(self) -> bool:
+        """Return whether a reader of this host waits, or is about to: what is read ahead of one, too."""
+        return not self.background or self.job == PROGRAMS
+
+    @property
+    def needs_commit(self) -> bool:
+        """Return whether a complete file must be committed before the read ends, as for a load. Others need the
+        bytes."""
+        return self.background and not self.for_peer
+
+    @property
     def may_spill(self) -> bool:
         """Return whether a reader of this host waits. Only for such a reader may bytes be written to the spill."""
         return not (self.background or self.for_peer)
@@ -67,3 +57,4 @@ SEQUENTIAL = ReadIntent(is_sequential=True)
 BATCH = ReadIntent(in_batch=True)
 BACKGROUND = ReadIntent(background=True, in_batch=True)
 FOR_PEER = ReadIntent(for_peer=True, job=PEERS)
+BACKGROUND_FOR_PEER = ReadIntent(for_peer=True, background=True, job=PEERS)

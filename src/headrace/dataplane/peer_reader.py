@@ -11,6 +11,7 @@ from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, NotOwnerError, VersionChangedError
 from headrace.base.model import Arrived
+from headrace.base.promotion import Promotion
 from headrace.dataplane.concurrency import START, Gate, Window
 from headrace.dataplane.intent import ReadIntent
 from headrace.dataplane.route import Hop, Route, route
@@ -154,19 +155,24 @@ class PeerReader:
         async with self._gate.enter(size_bytes, background=intent.background, promotion=intent.promotion):
             yield
 
-    async def fetch(self, hop: Hop, wanted: FileRange) -> Arrived | HeadraceError:
-        """Return the bytes of a range, or the error for which the peer did not send them."""
+    async def fetch(
+        self, hop: Hop, wanted: FileRange, promotion: Promotion | None = None
+    ) -> Arrived | HeadraceError:
+        """Return the bytes of a range, or the error for which the peer did not send them. promotion: of a read that
+        other reads of the peer precede until it is promoted."""
         deadline, epoch = Deadline.after(self.timeout_s), self.view().epoch
         size_bytes, began_s = wanted.end - wanted.start, monotonic_s()
         try:
-            if size_bytes <= self._small_bytes_max and (hop.early or not hop.cached_only):
-                arrived = await self._peers.fetch_small(
-                    hop.node, wanted, cached_only=hop.cached_only, epoch=epoch, deadline=deadline
-                )
-            else:
-                arrived = await self._peers.fetch(
-                    hop.node, wanted, cached_only=hop.cached_only, epoch=epoch, deadline=deadline
-                )
+            is_small = size_bytes <= self._small_bytes_max and (hop.early or not hop.cached_only)
+            fetch = self._peers.fetch_small if is_small else self._peers.fetch
+            arrived = await fetch(
+                hop.node,
+                wanted,
+                cached_only=hop.cached_only,
+                epoch=epoch,
+                deadline=deadline,
+                promotion=promotion,
+            )
         except HeadraceError as error:
             if not hop.cached_only:
                 self.reads_failed += 1

@@ -17,7 +17,7 @@ from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError, NotOwnerError, PathNotFoundError, StoreError, UsageError
 from headrace.base.model import Entry, FileId, ObjectMetadata, Version
 from headrace.dataplane.concurrency import Gate, Window
-from headrace.dataplane.intent import PEERS
+from headrace.dataplane.intent import BACKGROUND_FOR_PEER, FOR_PEER, PEERS, ReadIntent
 from headrace.dataplane.read import ReadPath
 from headrace.dataplane.read_queue import ReadClass
 from headrace.namespace.namespace import Namespace
@@ -32,6 +32,7 @@ from headrace.wire.messages import Done
 from headrace.wire.peer_messages import (
     DirtyNamesChanged,
     FailoverReport,
+    Fetch,
     FileRange,
     HandoverAnswer,
     InvalidateListing,
@@ -74,16 +75,23 @@ ATTEMPTS = 5
 class ServedFile:
     """Serve one file for one request. Any thread may call ready, fileno and checksum; only the loop may call wait.
 
-    is_arriving: returns whether the bytes are already being fetched from the origin; otherwise the file is not waited
-    for. None: missing bytes are fetched.
+    intent: of the reads of missing bytes. is_arriving: returns whether the bytes are already being fetched from the
+    origin; otherwise the file is not waited for. None: missing bytes are fetched.
     """
 
     def __init__(
-        self, id: FileId, store: Store, reads: ReadPath, *, is_arriving: Callable[[], bool] | None = None
+        self,
+        id: FileId,
+        store: Store,
+        reads: ReadPath,
+        intent: ReadIntent,
+        *,
+        is_arriving: Callable[[], bool] | None = None,
     ) -> None:
         self._id = id
         self._store = store
         self._reads = reads
+        self._intent = intent
         self._is_arriving = is_arriving
         self._reader: CacheReader | None = None
         self._extras: ObjectMetadata | None = None
@@ -111,7 +119,7 @@ class ServedFile:
                 raise NotOwnerError(
                     f"cache file {self._id:x}", why="it did not come from the origin after all"
                 )
-            await self._reads.serve(self._id, start, end)
+            await self._reads.serve(self._id, start, end, self._intent)
             if self.ready(start, end):
                 return
         raise StoreError(f"cache file {self._id:x}", why="it is evicted as soon as it was fetched")
@@ -198,31 +206,34 @@ class NodePeerService:
         self._hot = hot or ReadCounts()
 
     async def open_many(
-        self, wanted: list[FileRange], *, cached_only: bool, peer: str
+        self, request: Fetch, *, peer: str
     ) -> list[ServedFile | OfferedFile | OwnDirtyFileReader | HeadraceError]:
         """Return a file or an error for each range, in order, without fetching any. peer: the node that asks."""
-        return [await self._open(file, cached_only=cached_only, peer=peer) for file in wanted]
+        return [await self._open(wanted, request, peer=peer) for wanted in request.files]
 
     async def _open(
-        self, wanted: FileRange, *, cached_only: bool, peer: str
+        self, wanted: FileRange, request: Fetch, *, peer: str
     ) -> ServedFile | OfferedFile | OwnDirtyFileReader | HeadraceError:
         try:
             if wanted.token.startswith(PREFIX):
                 return await self._shared_writes().files.open(wanted)
             if wanted.token.startswith(OFFER_TOKEN_PREFIX):
                 return self._replication().offers.open(wanted)
-            return self._serve(await self._entry_of(wanted), wanted, cached_only=cached_only, peer=peer)
+            return self._serve(await self._entry_of(wanted), wanted, request, peer=peer)
         except HeadraceError as error:
             return error
 
-    def _serve(self, entry: Entry, wanted: FileRange, *, cached_only: bool, peer: str) -> ServedFile:
+    def _serve(self, entry: Entry, wanted: FileRange, request: Fetch, *, peer: str) -> ServedFile:
         """Return a file whose bytes are here, or will be. Raise NotOwnerError, and EvictedError."""
-        fetches = not cached_only and self._owns(wanted.path, wanted.start)
+        fetches = not request.cached_only and self._owns(wanted.path, wanted.start)
 
         def is_arriving() -> bool:
             return self._reads.is_arriving(entry, wanted.path, wanted.start, wanted.end)
 
-        file = ServedFile(entry.id, self._store, self._reads, is_arriving=None if fetches else is_arriving)
+        intent = BACKGROUND_FOR_PEER if request.background else FOR_PEER
+        file = ServedFile(
+            entry.id, self._store, self._reads, intent, is_arriving=None if fetches else is_arriving
+        )
         try:
             if file.ready(wanted.start, wanted.end):
                 self._store.touch([entry.id])

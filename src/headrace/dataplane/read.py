@@ -41,7 +41,7 @@ from headrace.base.single_flight import SingleFlight
 from headrace.base.tasks import OwnedTasks
 from headrace.dataplane.compare import Digests, SmallComparison
 from headrace.dataplane.fill import Fill
-from headrace.dataplane.intent import BACKGROUND, BATCH, FOR_PEER, FOREGROUND, LOADS, SEQUENTIAL, ReadIntent
+from headrace.dataplane.intent import BACKGROUND, BATCH, FOREGROUND, LOADS, SEQUENTIAL, ReadIntent
 from headrace.dataplane.load_budget import LoadBudget
 from headrace.dataplane.open_fills import OpenFills
 from headrace.dataplane.settings import ReadSettings
@@ -158,10 +158,10 @@ class ReadPath:
 
         return await self._with_fill(id, ensure, intent)
 
-    async def serve(self, id: FileId, start: int, end: int) -> None:
+    async def serve(self, id: FileId, start: int, end: int, intent: ReadIntent) -> None:
         """Wait until the bytes start..end are in the cache file, for a peer that requested them. Nothing is read ahead,
-        and no other peer is involved, so wait cycles cannot form."""
-        await self._with_fill(id, lambda fill: fill.ensure(start, end, FOR_PEER), FOR_PEER)
+        and no other peer is involved, so wait cycles cannot form. intent: with `for_peer`."""
+        await self._with_fill(id, lambda fill: fill.ensure(start, end, intent), intent)
 
     async def admit(self, entry: Entry, start: int, end: int, *, job: str) -> None:
         """Wait until the origin's budget permits background work to read bytes that are not cached. Raise
@@ -249,7 +249,7 @@ class ReadPath:
                 if fill is None:
                     return True
                 await work(fill)
-                if intent.background:
+                if intent.needs_commit:
                     await fill.compared()
             except NoSpaceError:
                 if self._is_kept_out(fill, intent):

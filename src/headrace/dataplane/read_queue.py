@@ -34,7 +34,7 @@ class _WaitingRead:
     number: int
     size_bytes: int
     cost: float
-    turn: asyncio.Future[None]
+    turn: asyncio.Future[bool]
 
 
 class FairReadQueue:
@@ -65,7 +65,7 @@ class FairReadQueue:
         self._now = 0.0
         return False
 
-    def add(self, size_bytes: int, turn: asyncio.Future[None], read_class: ReadClass) -> None:
+    def add(self, size_bytes: int, turn: asyncio.Future[bool], read_class: ReadClass) -> None:
         """Add a read. turn: gets its result when the read may begin."""
         self._count += 1
         tenant, cost = read_class.tenant, (size_bytes + READ_COST_BYTES) / read_class.share
@@ -79,8 +79,9 @@ class FairReadQueue:
         """Return the size of the read whose turn it is. The queue must not be empty."""
         return self._reads[self._heap[0][2]][0].size_bytes
 
-    def admit_next(self) -> None:
-        """Tell the read whose turn it is to begin. The queue must not be empty."""
+    def admit_next(self, *, as_background: bool) -> None:
+        """Tell the read whose turn it is to begin. The queue must not be empty. as_background: becomes the result of
+        the read's turn."""
         self._now, _, tenant = heapq.heappop(self._heap)
         reads = self._reads[tenant]
         read = reads.popleft()
@@ -89,4 +90,4 @@ class FairReadQueue:
             heapq.heappush(self._heap, (self._ends[tenant], reads[0].number, tenant))
         else:
             del self._reads[tenant]
-        read.turn.set_result(None)
+        read.turn.set_result(as_background)

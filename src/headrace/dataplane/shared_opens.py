@@ -8,8 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 from headrace.base.model import FileId
+from headrace.base.promotion import Promotion
 from headrace.base.single_flight import SingleFlight
-from headrace.dataplane.intent import Promotion, ReadIntent
+from headrace.dataplane.intent import ReadIntent
 
 
 class SharedOpens:

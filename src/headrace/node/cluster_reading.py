@@ -13,6 +13,8 @@ from headrace.node.cluster_link import ClusterLink
 PEER_READS_MAX = 256
 """Reads at once from all peers. The peers' servers and the network limit them in practice; the gate limits the
 bytes."""
+BACKGROUND_SHARE = 0.5
+"""The share of these reads, and of their bytes, for loads and plans. Their owners let them wait behind readers."""
 LISTING_LIMIT_FACTOR = 10
 
 
@@ -28,7 +30,7 @@ def build_sources(
         reader=PeerReader(
             link.info.id,
             link.peers,
-            Gate(window, bytes_max=config.fill_bytes_max),
+            Gate(window, bytes_max=config.fill_bytes_max, background_share=BACKGROUND_SHARE),
             view=link.view,
             ownership=link.copies.ownership,
             timeout_s=config.origin_timeout_s,

@@ -63,6 +63,7 @@ class FetchCall(Call):
     def __init__(self, request: Fetch, deliver: Callable[[list[tuple[int, Fetched]]], None]) -> None:
         super().__init__(request)
         self._files: list[FileRange] = request.files
+        self.is_background = request.background
         self._deliver = deliver
         self._response = FetchResponse(self._files)
         self._ready: list[tuple[int, Fetched]] = []
@@ -116,6 +117,21 @@ class FetchCall(Call):
         if self._ready:
             self._deliver(self._ready)
             self._ready, self._ready_bytes = [], 0
+
+
+class SingleFetchCall(FetchCall):
+    """Fetches a range of one file."""
+
+    def __init__(self, request: Fetch) -> None:
+        self._outcomes: list[tuple[int, Fetched]] = []
+        super().__init__(request, self._outcomes.extend)
+
+    def result(self) -> Arrived:
+        """Return the bytes, once the call has ended. Raise the error of the file."""
+        arrived = self._outcomes[0][1]
+        if isinstance(arrived, HeadraceError):
+            raise arrived
+        return arrived
 
 
 class UnaryCall(Call, Generic[Kind]):

@@ -22,19 +22,25 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any, TypeVar
+
+from msgspec import structs
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PeerError
 from headrace.base.model import Arrived
+from headrace.base.promotion import Promotion
 from headrace.base.tasks import OwnedTasks
 from headrace.identity.mutual import MutualTls
-from headrace.peer.batch import Batcher, Waiting
-from headrace.peer.calls import Call, FetchCall, Fetched, StreamingCall, UnaryCall
+from headrace.peer.batch import Waiting
+from headrace.peer.batchers import Batchers
+from headrace.peer.calls import Call, FetchCall, Fetched, SingleFetchCall, StreamingCall, UnaryCall
 from headrace.peer.connection_pool import PING_S, ConnectionPool, Peer
 from headrace.peer.latency import size_class
 from headrace.peer.page_queue import PageQueue
 from headrace.peer.peer_table import PeerTable
+from headrace.peer.promoted import run_until_promoted
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.messages import Done
 from headrace.wire.peer_frame import SPOKEN
@@ -90,32 +96,55 @@ class PeerClient:
     ) -> None:
         self._pool = ConnectionPool(PeerHello(protocols, cluster, me), tls=tls, threads=threads)
         self.table = PeerTable()
-        self._batchers: dict[tuple[str, bool], tuple[Peer, Batcher]] = {}
+        self._batchers = Batchers(self._send_batch)
         self._tasks = OwnedTasks(HeadraceError)
 
     async def fetch(
-        self, node: NodeInfo, file: FileRange, *, cached_only: bool, epoch: int, deadline: Deadline
+        self,
+        node: NodeInfo,
+        file: FileRange,
+        *,
+        cached_only: bool,
+        epoch: int,
+        deadline: Deadline,
+        promotion: Promotion | None = None,
     ) -> Arrived:
-        """Return exactly the requested bytes, with each block's checksum verified. The extras are the peer's."""
-        outcomes: builtins.list[tuple[int, Fetched]] = []
-        call = FetchCall(Fetch([file], cached_only=cached_only, epoch=epoch), outcomes.extend)
-        await self._execute_if_usable(self.table.peer(node), call, deadline)
-        arrived = outcomes[0][1]
-        if isinstance(arrived, HeadraceError):
-            raise arrived
-        return arrived
+        """Return exactly the requested bytes, with each block's checksum verified. The extras are the peer's.
+        promotion: of a read for which no reader waits. Other reads of the peer precede it until it is promoted."""
+        peer, request = self.table.peer(node), Fetch([file], cached_only=cached_only, epoch=epoch)
+
+        async def execute(call: SingleFetchCall) -> Arrived:
+            await self._execute_if_usable(peer, call, deadline)
+            return call.result()
+
+        if promotion is not None and not promotion.is_promoted:
+            call = SingleFetchCall(structs.replace(request, background=True))
+            arrived = await run_until_promoted(
+                execute(call), promotion, deadline, is_arriving=lambda: call.bytes_received > 0
+            )
+            if arrived is not None:
+                return arrived
+        return await execute(SingleFetchCall(request))
 
     async def fetch_small(
-        self, node: NodeInfo, file: FileRange, *, epoch: int, deadline: Deadline, cached_only: bool = False
+        self,
+        node: NodeInfo,
+        file: FileRange,
+        *,
+        epoch: int,
+        deadline: Deadline,
+        cached_only: bool = False,
+        promotion: Promotion | None = None,
     ) -> Arrived:
         """Fetch a file as fetch does. Calls of one kind that wait for the same node share a request."""
-        peer = self.table.peer(node)
-        key = peer.id, cached_only
-        known, batcher = self._batchers.get(key, (None, None))
-        if batcher is None or known is not peer:  # it restarted
-            batcher = Batcher(lambda batch: self._send_batch(peer, batch, cached_only=cached_only))
-            self._batchers[key] = peer, batcher
-        return await batcher.ask(Waiting(file, epoch, deadline=deadline))
+        peer, waiting = self.table.peer(node), partial(Waiting, file, epoch, deadline=deadline)
+        if promotion is not None and not promotion.is_promoted:
+            batcher = self._batchers.of(peer, cached_only=cached_only, background=True)
+            work = batcher.ask(waiting())
+            arrived = await run_until_promoted(work, promotion, deadline, is_arriving=lambda: False)
+            if arrived is not None:
+                return arrived
+        return await self._batchers.of(peer, cached_only=cached_only, background=False).ask(waiting())
 
     async def lookup(
         self, node: NodeInfo, path: bytes, name: bytes, *, epoch: int, deadline: Deadline, anew: bool = False
@@ -223,9 +252,7 @@ class PeerClient:
 
     def on_view(self, view: ClusterView) -> None:
         """Forget nodes that left the cluster long ago."""
-        gone = self.table.forget_absent(view.nodes, now_s=time.monotonic())
-        for key in [key for key in self._batchers if key[0] in gone]:
-            del self._batchers[key]
+        self._batchers.forget(self.table.forget_absent(view.nodes, now_s=time.monotonic()))
 
     def usable(self, node: NodeInfo) -> bool:
         """Return whether the node is worth a request. A node that failed is probed in the background, to detect its
@@ -276,19 +303,20 @@ class PeerClient:
             now_s = time.monotonic()
             peer.bytes_received += call.bytes_received
             peer.files_received += call.files_received
-            if call.bytes_received:
+            if call.bytes_received and not call.is_background:  # that waits for the peer's other reads
                 self.table.latencies.add(peer.id, call.bytes_received, seconds=now_s - started_s, now_s=now_s)
 
-    async def _send_batch(self, peer: Peer, batch: builtins.list[Waiting], *, cached_only: bool) -> None:
+    async def _send_batch(self, peer: Peer, request: Fetch, batch: builtins.list[Waiting]) -> None:
+        """Send a batch. request: what all its files have in common."""
         loop = asyncio.get_running_loop()
 
         def resolve(files: builtins.list[tuple[int, Fetched]]) -> None:
             for index, outcome in files:
                 batch[index].resolve(outcome)
 
-        request = Fetch(
-            [waiting.file for waiting in batch],
-            cached_only=cached_only,
+        request = structs.replace(
+            request,
+            files=[waiting.file for waiting in batch],
             epoch=max(waiting.epoch for waiting in batch),
         )
         call = FetchCall(request, lambda files: _call_on(loop, resolve, files))

@@ -75,11 +75,13 @@ class Fetch(Message, frozen=True):
     """Fetch ranges of files. → for each file, in any order but one after the other: Block, many, then FileEnd; at last
     Done. Blocks of a file arrive in order, each within one block of the cache (1 MiB), as soon as the receiver has
     them. cached_only: send only bytes that are cached or already being fetched; otherwise an owner fetches missing
-    blocks from the origin while it streams. epoch: of the sender's view."""
+    blocks from the origin while it streams. background: no reader of the sender waits, so other reads of the receiver
+    precede this one; a request of the same bytes without it promotes it. epoch: of the sender's view."""
 
     files: list[FileRange]
     cached_only: bool
     epoch: int
+    background: bool = False
 
 
 class ListShared(Message, frozen=True):

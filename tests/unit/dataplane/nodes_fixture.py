@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import msgspec
+from msgspec import structs
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, OriginUnavailableError, PeerError
 from headrace.base.model import Arrived, Entry, FileId
+from headrace.base.promotion import Promotion
 from headrace.dataplane.cluster_source import ClusterSourceFactory
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.fresh_copies import FreshCopies
@@ -31,6 +33,7 @@ from headrace.namespace.owner_listing import OwnerListingClient
 from headrace.origin.circuit import Circuit
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.retry import RetryOrigin
+from headrace.peer.promoted import run_until_promoted
 from headrace.plan.planned_files import PlannedFiles
 from headrace.ring.ownership import Ownership
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
@@ -38,7 +41,7 @@ from headrace.store.space import SpaceRules
 from headrace.store.store import Store
 from headrace.store.volume import Volume
 from headrace.testing.virtual_loop import pass_time
-from headrace.wire.peer_messages import FileRange, ListShared, LookupShared, Names, OfferHandover
+from headrace.wire.peer_messages import Fetch, FileRange, ListShared, LookupShared, Names, OfferHandover
 
 MIB = 1 << 20
 
@@ -102,12 +105,29 @@ class DirectPeers:
         return self.world.nodes[node.id].desk
 
     async def fetch(
-        self, node: NodeInfo, wanted: FileRange, *, cached_only: bool, epoch: int, deadline: Deadline
+        self,
+        node: NodeInfo,
+        wanted: FileRange,
+        *,
+        cached_only: bool,
+        epoch: int,
+        deadline: Deadline,
+        promotion: Promotion | None = None,
     ) -> Arrived:
+        request = Fetch([wanted], cached_only=cached_only, epoch=epoch)
+        if promotion is not None and not promotion.is_promoted:
+            work = self._fetch(node, structs.replace(request, background=True))
+            arrived = await run_until_promoted(work, promotion, deadline, is_arriving=lambda: False)
+            if arrived is not None:
+                return arrived
+        return await self._fetch(node, request)
+
+    async def _fetch(self, node: NodeInfo, request: Fetch) -> Arrived:
+        (wanted,) = request.files
         self.asked += 1
         if node.id in self.world.slow:
             await pass_time(self.world.slow_s)
-        (file,) = await self._desk(node).open_many([wanted], cached_only=cached_only, peer=self.me)
+        (file,) = await self._desk(node).open_many(request, peer=self.me)
         if isinstance(file, HeadraceError):
             raise file
         try:
@@ -120,10 +140,8 @@ class DirectPeers:
         finally:
             file.close()
 
-    async def fetch_small(
-        self, node: NodeInfo, wanted: FileRange, *, cached_only: bool, epoch: int, deadline: Deadline
-    ) -> Arrived:
-        return await self.fetch(node, wanted, cached_only=cached_only, epoch=epoch, deadline=deadline)
+    async def fetch_small(self, node: NodeInfo, wanted: FileRange, **options: Any) -> Arrived:
+        return await self.fetch(node, wanted, **options)
 
     async def list(
         self, node: NodeInfo, path: bytes, *, anew: bool, epoch: int, deadline: Deadline

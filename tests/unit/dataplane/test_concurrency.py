@@ -9,8 +9,8 @@ import itertools
 import pytest
 
 from headrace.base.errors import OriginUnavailableError
+from headrace.base.promotion import Promotion
 from headrace.dataplane.concurrency import START, Gate, Window
-from headrace.dataplane.intent import Promotion
 from headrace.testing.virtual_loop import pass_time
 
 pytestmark = pytest.mark.timeout(60)
@@ -183,7 +183,7 @@ async def test_a_read_that_was_promoted_before_it_came_is_no_background_read() -
         await asyncio.sleep(0)
     await reads[1]
     assert not reads[0].done()
-    gate._leave(1)
+    gate._leave(1, as_background=False)
     await reads[0]
 
 
@@ -284,3 +284,30 @@ async def test_an_overloaded_origin_lowers_the_limit() -> None:
         async with gate.enter(1, background=False):
             raise OriginUnavailableError("503")
     assert gate.window.limit == 4
+
+
+@pytest.mark.parametrize(("limit", "bytes_max"), [(4, 100 * SIZE), (100, 4 * SIZE)])
+async def test_background_reads_leave_a_share_to_those_of_readers(limit: int, bytes_max: int) -> None:
+    """A peer may hold them for long. A read that is promoted while it waits takes a place of readers."""
+    gate = Gate(Window(maximum=limit, start=limit), bytes_max=bytes_max, background_share=0.5)
+    end, promotion, running = asyncio.Event(), Promotion(), list[str]()
+
+    async def read(name: str, promotion: Promotion | None, *, background: bool) -> None:
+        async with gate.enter(SIZE, background=background, promotion=promotion):
+            running.append(name)
+            await end.wait()
+
+    tasks = [asyncio.ensure_future(read(f"load {n}", Promotion(), background=True)) for n in range(3)]
+    tasks.append(asyncio.ensure_future(read("promoted", promotion, background=True)))
+    await pass_time(0)
+    assert running == ["load 0", "load 1"]
+    tasks.append(asyncio.ensure_future(read("reader", None, background=False)))
+    promotion.promote()
+    await pass_time(0)
+    assert running[2:] == ["promoted", "reader"] or running[2:] == ["reader", "promoted"]
+    end.set()
+    await asyncio.gather(*tasks)
+    assert running[4:] == ["load 2"]
+    assert gate.in_flight == gate.bytes_in_flight == 0
+    async with gate.enter(10 * bytes_max, background=True):
+        assert gate.in_flight == 1

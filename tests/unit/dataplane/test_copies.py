@@ -15,6 +15,7 @@ from headrace.base.errors import OriginUnavailableError
 from headrace.dataplane.intent import FOREGROUND
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
+from headrace.wire.peer_messages import Fetch
 from tests.unit.dataplane.nodes_fixture import MIB, Known, NodesFixture, OneNode, body_of
 
 pytestmark = pytest.mark.timeout(60)
@@ -339,10 +340,10 @@ async def test_one_owner_is_asked_for_what_the_origin_does_not_give(
     fetching: list[str] = []
 
     def noting(node: OneNode, opening: Any) -> Any:
-        async def open_many(files: Any, *, cached_only: bool, peer: str) -> Any:
-            if not cached_only:
+        async def open_many(request: Fetch, *, peer: str) -> Any:
+            if not request.cached_only:
                 fetching.append(node.id)
-            return await opening(files, cached_only=cached_only, peer=peer)
+            return await opening(request, peer=peer)
 
         return open_many
 

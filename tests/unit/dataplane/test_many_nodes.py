@@ -18,7 +18,7 @@ from headrace.dataplane.peer_service import NodePeerService
 from headrace.store.object_metadata import noted
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
-from headrace.wire.peer_messages import FileRange, OfferHandover
+from headrace.wire.peer_messages import Fetch, FileRange, OfferHandover
 from tests.unit.dataplane.nodes_fixture import MIB, NodesFixture, body_of
 
 pytestmark = pytest.mark.timeout(60)
@@ -289,7 +289,7 @@ async def test_a_node_that_waits_for_another_is_not_waited_for(world: NodesFixtu
     reading = asyncio.ensure_future(asker.read("one"))
     await until(lambda: owner.sources.comes_from_origin(b"/one", entry.version, 0, 5000))
     wanted = FileRange(b"/one", 5000, entry.version.mtime_ns, entry.version.token, 0, 5000)
-    (refused,) = await asker.desk.open_many([wanted], cached_only=True, peer="x")
+    (refused,) = await asker.desk.open_many(Fetch([wanted], cached_only=True, epoch=1), peer="x")
     assert isinstance(refused, NotOwnerError)
     world.origin.held.set()
     assert await reading == world.bodies["one"]

@@ -9,8 +9,9 @@ import pytest
 
 from headrace.base.errors import EvictedError, HeadraceError, NotOwnerError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry
+from headrace.dataplane.intent import FOR_PEER
 from headrace.dataplane.peer_service import NodePeerService
-from headrace.wire.peer_messages import FileRange
+from headrace.wire.peer_messages import Fetch, FileRange
 from tests.unit.dataplane.read_fixture import ReadPathFixture
 
 
@@ -42,9 +43,9 @@ async def test_a_range_that_is_not_here_leaves_no_descriptor_open(
     async with ReadPathFixture(tmp_path).running() as node:
         node.origin.hold("f", bytes(4 * BLOCK_SIZE_BYTES))
         entry = await node.entry("f")
-        await node.reads.serve(entry.id, 0, BLOCK_SIZE_BYTES)
+        await node.reads.serve(entry.id, 0, BLOCK_SIZE_BYTES, FOR_PEER)
         service = service_of(node)
-        (file,) = await service.open_many([block_of(entry, 0)], cached_only=True, peer="b")
+        (file,) = await service.open_many(Fetch([block_of(entry, 0)], cached_only=True, epoch=1), peer="b")
         assert not isinstance(file, HeadraceError)
         file.close()
         fill = node.reads._fills.get(entry.id)
@@ -52,6 +53,6 @@ async def test_a_range_that_is_not_here_leaves_no_descriptor_open(
         if is_evicted:
             fill.writer.close()
         before = open_files()
-        (answer,) = await service.open_many([block_of(entry, 3)], cached_only=True, peer="b")
+        (answer,) = await service.open_many(Fetch([block_of(entry, 3)], cached_only=True, epoch=1), peer="b")
         assert isinstance(answer, EvictedError if is_evicted else NotOwnerError)
         assert open_files() == before

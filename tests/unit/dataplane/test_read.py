@@ -17,7 +17,7 @@ import pytest
 from headrace.base.deadline import Deadline
 from headrace.base.errors import NoSpaceError, StaleIdError, StoreError, VersionChangedError
 from headrace.base.model import ROOT_ID, Arrived, FileId, Version
-from headrace.dataplane.intent import FOREGROUND
+from headrace.dataplane.intent import FOR_PEER, FOREGROUND
 from headrace.namespace.mounts import Mount
 from headrace.origin.memory import MemoryOrigin
 from headrace.store.writer import CacheWriter
@@ -317,7 +317,7 @@ async def test_a_load_waits_for_blocks_that_are_being_written(
     body = BODY[: 2 * MIB]  # of one range
     world.origin.hold("f", body)
     entry = await world.entry("f")
-    read = asyncio.ensure_future(world.reads.serve(entry.id, 0, len(body)))
+    read = asyncio.ensure_future(world.reads.serve(entry.id, 0, len(body), FOR_PEER))
     await until(lambda: (fill := world.reads._fills.get(entry.id)) is not None and fill.writer.complete)
     load = asyncio.ensure_future(world.reads.load(entry))
     try:

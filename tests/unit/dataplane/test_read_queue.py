@@ -25,14 +25,14 @@ def filled(*reads: tuple[str, float, int, int]) -> tuple[FairReadQueue, list[str
     return queue, admitted
 
 
-def _note(admitted: list[str], tenant: str, _: asyncio.Future[None]) -> None:
+def _note(admitted: list[str], tenant: str, _: asyncio.Future[bool]) -> None:
     admitted.append(tenant)
 
 
 async def admit(queue: FairReadQueue, count: int) -> None:
     for _ in range(count):
         assert queue
-        queue.admit_next()
+        queue.admit_next(as_background=False)
     await asyncio.sleep(0)
 
 
@@ -43,7 +43,7 @@ async def test_one_tenant_is_served_in_order() -> None:
         queue.add(number * KIB, turn, ReadClass())
     for number in range(20):
         assert queue and queue.next_size_bytes() == number * KIB
-        queue.admit_next()
+        queue.admit_next(as_background=False)
         assert [turn.done() for turn in turns] == [other <= number for other in range(20)]
     assert not queue
 

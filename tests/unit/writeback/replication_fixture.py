@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError, PeerError
@@ -60,9 +61,7 @@ class LoopbackPeers(PeerClient):
         host = self._cluster.hosts[node.id]
         await (host.replicate(request) if isinstance(request, Replicate) else host.replicate_ahead(request))
 
-    async def fetch(
-        self, node: NodeInfo, file: FileRange, *, cached_only: bool, epoch: int, deadline: Deadline
-    ) -> Arrived:
+    async def fetch(self, node: NodeInfo, file: FileRange, **options: Any) -> Arrived:
         self._check(node)
         self.fetched.append((file.start, file.end))
         offered = self._cluster.replicator.offers.open(file)

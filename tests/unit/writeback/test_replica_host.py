@@ -14,7 +14,6 @@ import msgspec
 import pytest
 import xxhash
 
-from headrace.base.deadline import Deadline
 from headrace.base.model import BLOCK_SIZE_BYTES, Arrived
 from headrace.base.tasks import OwnedTasks
 from headrace.overlay.snapshot import EntryType, Snapshot
@@ -92,9 +91,7 @@ class SlowPeers(PeerClient):
         self._contents = [newer, older]
         self.asked, self.go_on = asyncio.Event(), asyncio.Event()
 
-    async def fetch(
-        self, node: NodeInfo, file: FileRange, *, cached_only: bool, epoch: int, deadline: Deadline
-    ) -> Arrived:
+    async def fetch(self, node: NodeInfo, file: FileRange, **options: Any) -> Arrived:
         is_first = not self.asked.is_set()
         content = self._contents[is_first]
         if is_first:

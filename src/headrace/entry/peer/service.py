@@ -15,7 +15,7 @@ from headrace.base.model import ObjectMetadata
 from headrace.base.tasks import OwnedTasks
 from headrace.wire.peer_messages import (
     FailoverReport,
-    FileRange,
+    Fetch,
     HandoverAnswer,
     InvalidateListing,
     ListingRequest,
@@ -79,9 +79,7 @@ Opened = Sequence[OpenFileRange | HeadraceError]
 class PeerService(Protocol):
     """Answers the requests of peers, on the node's loop. Each HeadraceError is sent to the peer as it is."""
 
-    async def open_many(
-        self, wanted: list[FileRange], *, cached_only: bool, peer: str
-    ) -> Sequence[OpenFileRange | HeadraceError]:
+    async def open_many(self, request: Fetch, *, peer: str) -> Sequence[OpenFileRange | HeadraceError]:
         """Return one range or error for each file, in order, without fetching anything. peer: the node that asks."""
         ...
 
@@ -122,12 +120,10 @@ class LoopBridge:
             cancelled.cancel()
             return cancelled
 
-    def open_many(
-        self, files: list[FileRange], *, cached_only: bool, peer: str, keep: Callable[[Opened], None]
-    ) -> Future[Opened]:
+    def open_many(self, request: Fetch, *, peer: str, keep: Callable[[Opened], None]) -> Future[Opened]:
         """Open files. keep: called on the loop with the opened files, so that they can be closed even when the peer
         disconnected meanwhile and the future was cancelled."""
-        work = self.service.open_many(files, cached_only=cached_only, peer=peer)
+        work = self.service.open_many(request, peer=peer)
         return self.call(self._open_and_keep(work, keep), "opening files for a peer", OPEN_LIMIT_S)
 
     def soon(self, call: Callable[[], None]) -> None:

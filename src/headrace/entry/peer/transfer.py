@@ -115,7 +115,9 @@ class Transfer:
         """Send everything up to Done. Raise PeerGoneError or OSError when the connection can't be used any more."""
         request = self._request
         opening = self._bridge.open_many(
-            request.files, cached_only=request.cached_only, peer=self._peer, keep=self._opened.extend
+            request,
+            peer=self._peer,
+            keep=self._opened.extend,
         )
         try:
             yield opening
