@@ -7,5 +7,5 @@ error of it reaches the program.
 `loaders.py` watches the loaders, `samplers.py` learns their order, and `shards.py` that of iterable data sets.
 `copied_code.py` decides which samplers may be copied, and `stand_ins.py` stands for the data set in a copy.
 `sample_files.py` says which file a sample is, and `opened_files.py` learns that from the workers. `reporter.py` sends
-all of it, in a thread.
+all of it, in a thread. `interruptions.py` tells errors of the program from those of the hook.
 """

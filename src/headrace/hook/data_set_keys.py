@@ -11,6 +11,8 @@ from hashlib import blake2b
 from pathlib import PurePath
 from typing import Any
 
+from .interruptions import raise_interruption
+
 NAME_MAX = 512
 PARTS_MAX = 64
 """Elements of a list that are looked at."""
@@ -26,7 +28,8 @@ def data_set_key(data_set: Any, pid: int) -> str:
     try:
         for text in _texts_of(data_set, 0):
             digest.update(text.encode("utf-8", "backslashreplace") + b"\0")
-    except Exception:  # noqa: BLE001 - a data set is an object of the program
+    except Exception as error:  # noqa: BLE001 - a data set is an object of the program
+        raise_interruption(error)
         return name
     return f"{name}:{digest.hexdigest()}"
 

@@ -39,7 +39,8 @@ class PlanConnection:
     def ask(self, kind: str, **fields: Value) -> dict[str, Value]:
         """Send a message and return the fields of its answer."""
         self._check()
-        self._socket.sendall(encoded(kind, **fields))
+        # a program may have SIGPIPE end it, as a part of a pipe
+        self._socket.sendall(encoded(kind, **fields), socket.MSG_NOSIGNAL)
         answer = decoded(self._receive(int.from_bytes(self._receive(4), "little")))
         if answer.get("type") == "Failure":
             raise PlanRefusedError(f"{answer.get('what')!s}: {answer.get('why')!s}")

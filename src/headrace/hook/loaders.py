@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .data_set_keys import data_set_key
+from .interruptions import raise_interruption
 from .mounts import MountedPaths, mounts_of_process
 from .opened_files import MarkedDataSet, OpenedSampleFiles, end_batch
 from .reporter import ReportedStream, Reporter
@@ -121,6 +122,7 @@ class Watcher:
         try:
             return self._opened_files.mark(data_set, auto_collation=auto_collation)
         except Exception as error:  # noqa: BLE001 - no error of ours reaches the program
+            raise_interruption(error)
             self._reporter.say_once(f"the files of samples can't be learned: {error!r}")
             return data_set
 
@@ -134,6 +136,7 @@ class Watcher:
                 epoch = loading.__dict__[_EPOCH] = _WatchedEpoch(iterator, self._begin(loading))
             return epoch.batches
         except Exception as error:  # noqa: BLE001 - no error of ours reaches the program
+            raise_interruption(error)
             self._reporter.say_once(f"a loader runs without a plan: {error!r}")
             return None
 
@@ -154,6 +157,7 @@ class Watcher:
         except NotPlannable as error:
             self._give_up(sampler, str(error))
         except Exception as error:  # noqa: BLE001 - no error of ours reaches the program
+            raise_interruption(error)
             self._give_up(sampler, repr(error))
         return None
 
@@ -186,6 +190,8 @@ class Watcher:
         try:
             self._follow(stream, sampler, order.indices)
         except Exception as error:  # noqa: BLE001 - the sampler may have begun, so its batches are needed
+            if order.batches is None:
+                raise_interruption(error)
             self._give_up(sampler, repr(error))
         return _CountedBatches(order, loading, stream, self._give_up)
 
@@ -230,6 +236,7 @@ class Watcher:
         try:
             return extents_of(data_set)
         except Exception as error:  # noqa: BLE001 - data sets are objects of other packages
+            raise_interruption(error)
             self._reporter.say_once(f"the extents of samples can't be learned: {error!r}")
             return None
 
@@ -279,7 +286,8 @@ class _CountedBatches:
         batch = next(self._batches)
         try:
             self._count(batch)
-        except Exception:  # noqa: BLE001 - a batch is an object of the program
+        except Exception as error:  # noqa: BLE001 - a batch is an object of the program
+            raise_interruption(error)
             self._is_copy = False
         return batch
 

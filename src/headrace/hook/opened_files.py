@@ -16,6 +16,7 @@ from typing import Any
 
 from .data_set_keys import data_set_key
 from .frames import PlanConnection, PlanRefusedError
+from .interruptions import raise_interruption
 from .mounts import MountedPaths
 from .sample_extents import has_extents
 from .sample_files import DEPTH_MAX, is_known
@@ -106,7 +107,8 @@ class OpenedSampleFiles:
                 connection.ask("PlanLearn", key=key, indices=[index for index, _ in known], paths=paths)
             finally:
                 connection.close()
-        except (OSError, PlanRefusedError):
+        except (OSError, PlanRefusedError) as error:
+            raise_interruption(error)  # TimeoutError is an OSError, too
             self._silent_until_s = time.monotonic() + RETRY_S
             return False
         return True
@@ -158,8 +160,6 @@ class MarkedDataSet:
         torch_data = sys.modules["torch.utils.data"]
         parent = None if torch_data.get_worker_info() is None else parent_process()
         self.data_set = data_set
-        # torch asks for it: None if samples are loaded one by one
-        self.__getitems__ = self._load_subset if getattr(data_set, "__getitems__", None) else None
         self._files = files
         self._key = data_set_key(data_set, os.getpid() if parent is None else int(parent.pid or 0))
         self._is_known = is_known(data_set) or has_extents(data_set)
@@ -175,6 +175,12 @@ class MarkedDataSet:
 
     def __getitem__(self, index: Any) -> Any:
         return self._files.load(self.data_set, index, self._opened)
+
+    @property
+    def __getitems__(self) -> Callable[[Any], list[Any]] | None:
+        """Return what torch loads batches by: None if samples are loaded one by one. It is not kept: the data set of
+        the program would then outlive its last use, until Python looks for cycles."""
+        return self._load_subset if getattr(self.data_set, "__getitems__", None) else None
 
     def _load_subset(self, indices: Any) -> list[Any]:
         """Load a batch of a Subset, sample by sample, as that does."""
@@ -212,5 +218,5 @@ def end_batch(marked: MarkedDataSet) -> None:
     """Say that a fetcher has loaded a batch."""
     try:
         marked.end_batch()
-    except Exception:  # noqa: BLE001 - no error of ours reaches the program
-        pass
+    except Exception as error:  # noqa: BLE001 - no error of ours reaches the program
+        raise_interruption(error)

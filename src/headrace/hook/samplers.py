@@ -22,6 +22,7 @@ from types import GeneratorType
 from typing import Any
 
 from .copied_code import KNOWN, SharesState, check_copy
+from .interruptions import is_interruption, raise_interruption
 from .stand_ins import RefusedParts, stand_in_for
 
 SAMPLES_MAX = 50_000_000
@@ -88,37 +89,47 @@ def learn(
     it goes on with an epoch. Raises NotPlannable.
     """
     kind = type(index_sampler)
+    order = _permutation(index_sampler, iterator)
+    if order is not None:
+        return LearnedOrder(order, None)
     if _is_drained(index_sampler):
-        return _drained(iterator, 0)
+        return _drained(iterator, None)
     if kind is sys.modules["torch.utils.data"].BatchSampler and _is_drained(index_sampler.sampler):
-        return _drained(iterator, index_sampler.batch_size)
-    if (kind.__module__, kind.__name__) == _STATEFUL_BATCHES and _is_drained(index_sampler.sampler):
+        return _drained(iterator, index_sampler)
+    if _is_stateful_batches(index_sampler) and _is_drained(index_sampler.sampler):
         return _drained_within(index_sampler, iterator)
     if world > 1 and not is_chosen and not _is_known(index_sampler):
         raise NotPlannable(
             f"{_name_of(index_sampler)} may wait for other ranks; headrace.plan.watch(loader) permits a copy"
         )
-    order = _permutation(index_sampler, iterator)
-    if order is not None:
-        return LearnedOrder(order, None)
     indices, is_whole = _run_copy(index_sampler, iterator, data_set, skipped)
     return LearnedOrder(indices, None, is_whole=is_whole)
 
 
-def _drained(iterator: Any, batch_size: int) -> LearnedOrder:
-    """Take all that the loader's own iterator gives. batch_size: 0 for one that gives indices."""
+def _drained(iterator: Any, batch_sampler: Any) -> LearnedOrder:
+    """Take all that the loader's own iterator gives. batch_sampler: None for an iterator that gives indices."""
     indices = array("I")
+    first: Iterator[Any] = iter(())
     rest: Iterator[Any] = iterator
     is_whole = True
     try:
-        is_whole = _take_all(indices, iterator, batch_size)
-    except Exception as error:  # noqa: BLE001 - the program sees it where its sampler would have raised it
-        rest = _raising(error)
-    return LearnedOrder(indices, chain(_replayed(indices, batch_size), rest), is_whole=is_whole)
+        is_whole = _take_all(indices, iterator, 0 if batch_sampler is None else batch_sampler.batch_size)
+    except BaseException as error:  # noqa: BLE001 - the program sees it where its sampler would have raised it
+        if is_interruption(error):
+            first = _raising(error)
+        else:
+            rest = _raising(error)
+    batches = chain(indices, rest)
+    if batch_sampler is not None and batch_sampler.drop_last:
+        batches = chain(_batches_of(indices, batch_sampler.batch_size), rest)
+    elif batch_sampler is not None:
+        batches = chain(_batched(batch_sampler, chain(indices, chain.from_iterable(rest))))
+    return LearnedOrder(indices, chain(first, batches), is_whole=is_whole)
 
 
 def _take_all(indices: array[int], iterator: Any, batch_size: int) -> bool:
-    """Append what an iterator gives, for a while: the program waits for it. Return whether that was all."""
+    """Append what an iterator gives, for a while: the program waits for it. Return whether that was all. batch_size: 0
+    for an iterator that gives indices."""
     size, end_s = max(1, batch_size), time.monotonic() + LEARN_S_MAX
     while len(indices) + size <= SAMPLES_MAX and time.monotonic() < end_s:
         count = max(1, min(_TAKEN_AT_ONCE, SAMPLES_MAX - len(indices)) // size)
@@ -130,23 +141,31 @@ def _take_all(indices: array[int], iterator: Any, batch_size: int) -> bool:
     return False
 
 
-def _replayed(indices: array[int], batch_size: int) -> Iterator[Any]:
-    if not batch_size:
-        yield from indices
-        return
+def _batches_of(indices: array[int], batch_size: int) -> Iterator[list[int]]:
     for start in range(0, len(indices), batch_size):
         yield indices[start : start + batch_size].tolist()
 
 
-def _raising(error: Exception) -> Iterator[Any]:
+def _batched(batch_sampler: Any, indices: Iterator[int]) -> Iterator[list[int]]:
+    """Give batches as torch's BatchSampler does. The program may change the size of those that come next."""
+    while batch := [*islice(indices, batch_sampler.batch_size)]:
+        yield batch
+
+
+def _raising(error: BaseException) -> Iterator[Any]:
     raise error
     yield
+
+
+def _is_stateful_batches(index_sampler: Any) -> bool:
+    kind = type(index_sampler)
+    return (kind.__module__, kind.__name__) == _STATEFUL_BATCHES
 
 
 def _drained_within(index_sampler: Any, iterator: Any) -> LearnedOrder:
     """Take all indices from the sampler within the iterator of a StatefulDataLoader. The iterator itself, whose state
     the program may save, goes on as it would."""
-    taken = _drained(iterator.sampler_iter, 0)
+    taken = _drained(iterator.sampler_iter, None)
     setattr(iterator, "sampler_iter", taken.batches)  # noqa: B010 - an object of torchdata
     return LearnedOrder(_whole_batches(index_sampler, taken.indices), None, is_whole=taken.is_whole)
 
@@ -232,24 +251,42 @@ def _is_known(sampler: Any) -> bool:
 
 
 def _permutation(index_sampler: Any, iterator: Any) -> array[int] | None:
-    """Return what a RandomSampler with a generator of the program is about to give, without a list of Python's numbers:
-    for 10,000,000 samples in 0.3 s, which a copy takes 2 s for. None for any other sampler."""
-    torch = sys.modules["torch"]
+    """Return what a sampler is about to give that draws a permutation before its first index. Nothing is drawn from its
+    own generator. It is a RandomSampler with a generator of the program, or a SubsetRandomSampler: the program may
+    change the indices of that within an epoch. None for any other sampler, and for one that has begun.
+
+    A list of Python's numbers is not made: 10,000,000 samples take 0.3 s, and a copy of the sampler 2 s.
+    """
     torch_data = sys.modules["torch.utils.data"]
-    sampler = index_sampler.sampler if type(index_sampler) is torch_data.BatchSampler else index_sampler
-    if type(sampler) is not torch_data.RandomSampler or sampler.replacement:
+    sampler = index_sampler
+    if type(index_sampler) is torch_data.BatchSampler:
+        sampler = index_sampler.sampler
+    elif _is_stateful_batches(index_sampler):
+        sampler, iterator = index_sampler.sampler, getattr(iterator, "sampler_iter", None)
+    if not isinstance(iterator, GeneratorType) or _has_begun(iterator):
+        return None
+    if type(sampler) is torch_data.SubsetRandomSampler and _is_drained(sampler):
+        order = _drawn(len(sampler.indices), sampler.generator)
+        return order and _whole_batches(index_sampler, array("I", map(sampler.indices.__getitem__, order)))
+    if type(sampler) is not torch_data.RandomSampler or sampler.replacement or sampler.generator is None:
         return None
     count = len(sampler.data_source)
-    is_whole = (
-        0 < count <= SAMPLES_MAX and sampler.num_samples == count and sampler.generator.device.type == "cpu"
-    )
-    if not is_whole or not isinstance(iterator, GeneratorType) or _has_begun(iterator):
+    order = _drawn(count, sampler.generator) if sampler.num_samples == count else None
+    return order and _whole_batches(index_sampler, order)
+
+
+def _drawn(count: int, generator: Any) -> array[int] | None:
+    """Return the permutation that a generator draws next; None for none, or on another device. generator: None for that
+    of torch."""
+    torch = sys.modules["torch"]
+    generator = torch.default_generator if generator is None else generator
+    if not 0 < count <= SAMPLES_MAX or generator.device.type != "cpu":
         return None
-    generator = torch.Generator()
-    generator.set_state(sampler.generator.get_state())
+    ahead = torch.Generator()
+    ahead.set_state(generator.get_state())
     order = array("I", bytes(4 * count))
-    torch.frombuffer(order, dtype=torch.int32).copy_(torch.randperm(count, generator=generator))
-    return _whole_batches(index_sampler, order)
+    torch.frombuffer(order, dtype=torch.int32).copy_(torch.randperm(count, generator=ahead))
+    return order
 
 
 def _run_copy(index_sampler: Any, iterator: Any, data_set: Any, skipped: int) -> tuple[array[int], bool]:
@@ -266,6 +303,7 @@ def _run_copy(index_sampler: Any, iterator: Any, data_set: Any, skipped: int) ->
     except SharesState as error:
         raise NotPlannable(f"a copy of its sampler would share {error}") from None
     except Exception as error:  # noqa: BLE001 - whatever a foreign sampler raises, the job goes on without a plan
+        raise_interruption(error)
         raise NotPlannable(f"{_name_of(index_sampler)} can't be copied: {error!r}") from None
     finally:
         if states is not None:
@@ -301,7 +339,8 @@ def _copied(
     if not isinstance(iterator, GeneratorType):
         try:
             return iter(copy.deepcopy(iterator, dict(shared)))
-        except Exception:  # noqa: BLE001 - it has a generator within
+        except Exception as error:  # noqa: BLE001 - it has a generator within
+            raise_interruption(error)
             if _has_begun(getattr(iterator, "sampler_iter", None)):
                 raise NotThisEpoch(f"{_name_of(index_sampler)} continues an epoch") from None
     elif _has_begun(iterator):

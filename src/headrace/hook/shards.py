@@ -19,6 +19,7 @@ from itertools import chain, islice
 from typing import Any
 from urllib.parse import urlsplit
 
+from .interruptions import raise_interruption
 from .mounts import MountedPaths
 from .reporter import ReportedStream, Reporter
 from .samplers import rank_and_world
@@ -54,6 +55,7 @@ class ShardStreams:
             if _package_of(data_set) == WEB:
                 return _with_stage(data_set, self._of(data_set))
         except Exception as error:  # noqa: BLE001 - no error of ours reaches the program
+            raise_interruption(error)
             self.give_up(error)
         return data_set
 
@@ -66,6 +68,7 @@ class ShardStreams:
             elif package == LITDATA:
                 _follow_litdata(data_set, self._of(data_set))
         except Exception as error:  # noqa: BLE001 - no error of ours reaches the program
+            raise_interruption(error)
             self.give_up(error)
 
     def report(self, stream: ReportedStream, files: list[str]) -> bool:
@@ -151,6 +154,7 @@ class FollowedShards:
             if all(paths):
                 self.begin(object(), files, array("I", [numbers[path] for path in paths]))
         except Exception as error:  # noqa: BLE001 - no error of ours reaches the program
+            raise_interruption(error)
             self._streams.give_up(error)
 
     def end(self) -> None:

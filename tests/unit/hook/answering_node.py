@@ -25,6 +25,7 @@ class AnsweringNode:
         self.refused: dict[str, int] = {}
         self.is_used = True
         self.heard = threading.Condition()
+        self._connections: list[socket.socket] = []
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(str(path))
         self._listening.listen()
@@ -50,6 +51,12 @@ class AnsweringNode:
             if isinstance(request, PlanOrder) and request.epoch == epoch
         ]
 
+    def disconnect(self) -> None:
+        """Break off all connections, as a node that dies."""
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         self._listening.close()
 
@@ -57,6 +64,7 @@ class AnsweringNode:
         try:
             while True:
                 connection, _ = self._listening.accept()
+                self._connections.append(connection)
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
         except OSError:
             pass

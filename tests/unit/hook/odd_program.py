@@ -5,16 +5,28 @@ A test runs it with and without the hook. The argument is a folder with a file t
 
 from __future__ import annotations
 
+import functools
+import gc
 import json
 import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, SubsetRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    Sampler,
+    Subset,
+    SubsetRandomSampler,
+)
 
 COUNT = 24
 
@@ -132,6 +144,92 @@ def without_stderr() -> Any:
         sys.stderr = kept
 
 
+def growing_batches(*, drop_last: bool) -> Any:
+    """Change the size of batches within an epoch."""
+    batches = BatchSampler(RandomSampler(range(COUNT)), 2, drop_last)
+    taken = []
+    for batch in DataLoader(Numbers(), batch_sampler=batches):
+        taken.append(list(batch))
+        batches.batch_size += 1
+    return taken
+
+
+def other_indices(change: Callable[[Any], None]) -> Any:
+    """Change what a sampler chooses from within an epoch."""
+    sampler = SubsetRandomSampler([*range(8)])
+    taken = []
+    for batch in DataLoader(Numbers(), 2, sampler=sampler):
+        taken.append(list(batch))
+        change(sampler)
+    return taken
+
+
+def replace_indices(sampler: Any) -> None:
+    sampler.indices = [20] * 8
+
+
+def overwrite_indices(sampler: Any) -> None:
+    sampler.indices[:] = [20] * 8
+
+
+class Mortal(Numbers):
+    def __init__(self, deaths: list[str]) -> None:
+        self.deaths = deaths
+
+    def __del__(self) -> None:
+        self.deaths.append("gone")
+
+
+def deaths(wrapped: Callable[[Any], Any]) -> Any:
+    """Return when a data set is gone whose loader is."""
+    gc.disable()
+    try:
+        events: list[str] = []
+        flat(DataLoader(wrapped(Mortal(events)), 4))
+        return [*events, "end"]
+    finally:
+        gc.enable()
+
+
+class Slow(Sampler[int]):
+    """Takes much longer than the alarm of the program."""
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(8):
+            end_s = time.monotonic() + 0.05
+            while time.monotonic() < end_s:
+                pass
+            yield index
+
+
+class AlarmError(Exception):
+    """Is raised by the handler of a signal."""
+
+
+class Handler:
+    def raise_error(self, error: type[Exception], *_: Any) -> None:
+        raise error
+
+    def __call__(self, *_: Any) -> None:
+        raise AlarmError
+
+
+def alarmed(handler: Any) -> Any:
+    """Let an alarm end a read that takes too long."""
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.12)
+    taken = []
+    try:
+        for batch in DataLoader(Numbers(), 2, sampler=Slow()):
+            taken.append(batch)
+    except (AlarmError, TimeoutError) as error:
+        return type(error).__name__
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    return taken
+
+
 CASES: dict[str, Callable[[], Any]] = {
     "a list of batches": lambda: flat(DataLoader(Numbers(), batch_sampler=[[0, 1], [2, 3]])),
     "without stderr": without_stderr,
@@ -145,6 +243,14 @@ CASES: dict[str, Callable[[], Any]] = {
     "after an error": after_an_error,
     "interleaved": interleaved,
     "threads": in_threads,
+    "growing batches": lambda: growing_batches(drop_last=False),
+    "growing batches, last dropped": lambda: growing_batches(drop_last=True),
+    "indices replaced": lambda: other_indices(replace_indices),
+    "indices overwritten": lambda: other_indices(overwrite_indices),
+    "gone": lambda: deaths(lambda data_set: data_set),
+    "gone, subset": lambda: deaths(lambda data_set: Subset(data_set, range(8))),
+    "alarm": lambda: alarmed(Handler()),
+    "alarm of a method": lambda: alarmed(functools.partial(Handler().raise_error, TimeoutError)),
     "forked": lambda: with_workers("fork", 2),
     "forkserver": lambda: with_workers("forkserver", 1),  # which imports torch
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ from headrace.wire.messages import (
     Welcome,
 )
 from headrace.wire.plan_answers import PlanStarted
+from tests.unit.hook.answering_node import AnsweringNode
 
 MESSAGES: list[Message] = [
     Hello(protocol=PROTOCOL, pid=7, role="plan"),
@@ -92,3 +94,20 @@ for name in {sorted(path.stem for path in folder.glob("*.py") if path.stem != "_
 assert not any("site-packages" in (getattr(m, "__file__", "") or "") for m in sys.modules.values())
 """
     subprocess.run([sys.executable, "-I", "-S", "-c", script], check=True, timeout=60)
+
+
+def test_a_node_that_is_gone_sends_the_program_no_signal(tmp_path: Path) -> None:
+    """A program may have set SIGPIPE to end it, as programs in pipes do."""
+    node = AnsweringNode(tmp_path / "node")
+    connection = frames.PlanConnection(str(tmp_path / "node"), timeout_s=60)
+    node.disconnect()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})  # also an ignored one waits then
+    try:
+        with pytest.raises(BrokenPipeError):
+            connection.ask("PlanEnd", stream="s")
+        assert signal.SIGPIPE not in signal.sigpending()
+    finally:
+        signal.sigtimedwait({signal.SIGPIPE}, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        connection.close()
+        node.close()
