@@ -56,7 +56,7 @@ result = os.write(holder, b'{}\\n[' + b'[' * 20000 + b'\\n7\\n')
 def lowered(shared_base: Path) -> Iterator[Host]:
     base = shared_base / "lowered"
     base.mkdir()
-    with unprivileged_host(base, s3_address="127.0.0.1:0") as host:
+    with unprivileged_host(base, kind=Host, s3_address="127.0.0.1:0") as host:
         host.put("small", 100_000)
         host.put("large", (9 << 20) + 7)
         host.put("d/file", 3000)

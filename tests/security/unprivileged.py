@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import headrace
-from tests.integration.cli.host import Host
+from tests.integration.cli.host import LIMIT_S, Host
 
 NODE_USER = 64991
 """Neither root nor nobody, who is a third."""
@@ -21,7 +22,28 @@ USER = f"{NODE_USER}:{NODE_USER}"
 SYS_ADMIN, NOTHING = f"{1 << 21:016x}", f"{0:016x}"
 """Capabilities, as /proc/PID/status shows them."""
 MS_BIND, MNT_DETACH = 4096, 2
+STARTERS = ("up", "fuse", "s3")
+"""Commands of which a process goes on as the user."""
+_OF_PROGRAM = ("PYTHONPATH", "LD_LIBRARY_PATH")
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class ForkedCommandsHost(Host):
+    """Is a host whose short commands, which root gives, are forks (`tests/fork_server.py`). All that becomes the user
+    is executed."""
+
+    def headrace(self, *words: object, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
+        if words[0] in STARTERS:
+            return super().headrace(*words, limit_s=limit_s)
+        program, environment = self.python, self.environment
+        self.python = sys.executable
+        self.environment = {name: value for name, value in environment.items() if name not in _OF_PROGRAM} | {
+            name: os.environ[name] for name in _OF_PROGRAM if name in os.environ
+        }
+        try:
+            return super().headrace(*words, limit_s=limit_s)
+        finally:
+            self.python, self.environment = program, environment
 
 
 def status_of(pid: int) -> dict[str, str]:
@@ -31,9 +53,12 @@ def status_of(pid: int) -> dict[str, str]:
 
 
 @contextmanager
-def unprivileged_host(base: Path, **settings: object) -> Iterator[Host]:
-    """All words of `up` but `--user` are the caller's. Below `base`, `project` is the directory of the tests."""
-    host = Host(base, **settings)
+def unprivileged_host(
+    base: Path, *, kind: type[Host] = ForkedCommandsHost, **settings: object
+) -> Iterator[Host]:
+    """All words of `up` but `--user` are the caller's. Below `base`, `project` is the directory of the tests.
+    kind: Host executes each command, also where its own start is what a test is about."""
+    host = kind(base, **settings)
     places = {
         "python": sys.base_prefix,
         "packages": sysconfig.get_path("purelib"),
