@@ -48,6 +48,8 @@ TOGETHER = {
     "tests/integration/checkpoint/test_trainer.py": "torch",
     "tests/integration/door/test_dcp.py": "torch",
     "tests/integration/door/test_train_images.py": "torch",
+    "tests/integration/bench/test_plan_bench.py": "torch",
+    "tests/integration/bench/test_planned_job.py": "torch",
     "tests/integration/bench/test_training.py": "torch",
     "tests/unit/hook/test_odd_programs.py": "torch",
     "tests/unit/hook/test_shared_state.py": "torch",

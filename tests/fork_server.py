@@ -42,6 +42,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, AnyStr, cast
 
+from headrace.base.interpreter import module_command
+
 MODULES = {
     "headrace": "headrace.__main__",
     "headrace.node": "headrace.node.__main__",
@@ -116,6 +118,12 @@ def parse_command(words: Sequence[str]) -> tuple[str, list[str]] | None:
     if words[0] == "-m":
         return (words[1], words[2:]) if is_module(words[1]) else None
     return (words[0], words[1:]) if words[0] == "-c" or words[0].startswith("/") else None
+
+
+def without_script(words: Sequence[str]) -> Sequence[str]:
+    """Return a command with `python -m headrace` in place of the script that an installation makes of it."""
+    script = os.path.join(os.path.dirname(sys.executable), "headrace")
+    return [*module_command("headrace"), *words[1:]] if words[:1] == [script] else words
 
 
 def is_module(program: str) -> bool:
@@ -198,6 +206,7 @@ class ForkingPopen(subprocess.Popen[AnyStr]):
         environment = dict(os.environ if given["env"] is None else given["env"])
         words_given: Sequence[str] = [] if isinstance(given["args"], (str, bytes)) else list(given["args"])
         network, command = split_network(words_given)
+        command = without_script(command)
         before = _pickled(given["preexec_fn"])
         can_fork = not any(
             given[name] not in (None, False, -1)
