@@ -86,18 +86,10 @@ def build_wheel(source: Path, out: Path, epoch: int) -> Path:
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() else 0o644)
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch), "PYTHONHASHSEED": "0"}
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-cache-dir",
-    ]
-    command += ["--disable-pip-version-check", "--wheel-dir", str(out / "wheel"), str(source)]
-    subprocess.run(command, check=True, env=environment, umask=0o022)
+    # pip would do the same in four processes more
+    program = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
+    command = [sys.executable, "-P", "-c", program, str(out / "wheel")]
+    subprocess.run(command, cwd=source, check=True, env=environment, umask=0o022, stdout=subprocess.DEVNULL)
     return next((out / "wheel").glob("*.whl"))
 
 
