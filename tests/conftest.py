@@ -36,7 +36,6 @@ TESTS = Path(__file__).parent
 TOGETHER = {
     "tests/faults/test_links.py": "labs",  # two labs at one time may want one range of addresses
     "tests/integration/test_lab_cluster.py": "labs",
-    "tests/integration/diagnose/test_slow_links.py": "labs",
     "tests/integration/bench/test_compare.py": "labs",
     "tests/integration/plan/test_launchers.py": "torch",  # one server that has imported torch is enough
     "tests/integration/plan/test_loader.py": "torch",
@@ -56,7 +55,7 @@ TOGETHER = {
     "tests/unit/hook/test_strange_programs.py": "torch",
 }
 
-TOGETHER_FOLDERS = ("tests/integration/writes/", "tests/tidy/")
+TOGETHER_FOLDERS = ("tests/integration/diagnose/", "tests/integration/writes/", "tests/tidy/")
 """Folders whose files share what takes long to make."""
 
 

@@ -1,4 +1,4 @@
-"""One job_server for all tests of a file, and storage that is slow in one known way."""
+"""One job_server for all tests of the directory, and storage that is slow in one known way."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MOUNTED_WITHIN_S = 30.0
 Share = Callable[..., Path]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def job_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobForkServer]:
     pytest.importorskip("torch")
     server = JobForkServer(tmp_path_factory.mktemp("job_server") / "log")
