@@ -79,7 +79,7 @@ class Sampler:
                 self._places.note_plans()
             self._take_sample(time.monotonic())
             next_s = max(next_s + self._period_s, time.monotonic() + self._period_s / 4)
-            time.sleep(next_s - time.monotonic() if next_s > time.monotonic() else 0)
+            time.sleep(max(0.0, next_s - time.monotonic()))
 
     def recording(self) -> Recording:
         """End the sampling and return its recording; takes some seconds after a long sampling."""

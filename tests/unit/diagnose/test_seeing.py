@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ import pynvml
 import pytest
 import torch
 
-from headrace.diagnose import kernel, watch
+from headrace.diagnose import kernel, sampler, stacks, watch
 from headrace.diagnose.attribute import attribute
 from headrace.diagnose.frames import TrainerPhase, WorkerActivity, is_worker, phase_of, work_of
 from headrace.diagnose.gpus import GpuWatch
@@ -196,6 +198,19 @@ def test_the_hook_writes_what_the_sampler_reads() -> None:
     model(torch.zeros(32, 3)).sum().backward()
     optimizer.step()
     assert MarksReader.find(os.getpid()) is None
+
+
+def test_a_sampler_that_waits_for_a_processor_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It slept for a negative time when the next sample became due between two looks at the clock."""
+    period_s = 0.02
+    looks = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: next(looks) * period_s * 0.225, sleep=time.sleep)
+    monkeypatch.setattr(sampler, "time", clock)
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
+    watched = sampler.Sampler(os.getpid(), lambda mountpoint: None, rate_hz=round(1 / period_s))
+    watched.run(lambda: False, period_s * 5)
+    watched.recording()
+    assert next(looks) > 25
 
 
 def test_places_are_told_apart(tmp_path: Path) -> None:
