@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import runpy
@@ -29,6 +30,7 @@ class JobForkServer:
         paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
         # jobs are killed, and torch's workers leave sockets then
         self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(log.parent)}
+        self._orders = 0
         with log.open("wb") as sink:
             self._parent = subprocess.Popen(
                 [sys.executable, __file__],
@@ -40,13 +42,25 @@ class JobForkServer:
 
     def start(self, script: str, *words: object, group: Path | None = None) -> int:
         """The job's process id, when it has gone so far that it trains. group: the cgroup.procs that it joins."""
-        assert self._parent.stdin is not None and self._parent.stdout is not None
-        order = json.dumps([str(group or ""), str(SCRIPTS / f"{script}.py"), *map(str, words)])
-        self._parent.stdin.write(order.encode() + b"\n")
-        self._parent.stdin.flush()
-        pid = int(self._parent.stdout.readline())
+        number = self.order(script, *words, group=group)
+        assert self._parent.stdout is not None
+        while (answer := [int(word) for word in self._parent.stdout.readline().split()])[0] != number:
+            # of a test that ended before the answer; it may be no group yet
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError):
+                    kill(answer[1], signal.SIGKILL)
+        pid = answer[1]
         time.sleep(WARM_UP_S)
         return pid
+
+    def order(self, script: str, *words: object, group: Path | None = None) -> int:
+        """Order a job; return the number of the answer."""
+        assert self._parent.stdin is not None
+        self._orders += 1
+        order = json.dumps([self._orders, str(group or ""), str(SCRIPTS / f"{script}.py"), *map(str, words)])
+        self._parent.stdin.write(order.encode() + b"\n")
+        self._parent.stdin.flush()
+        return self._orders
 
     def diagnose(
         self, script: str, *words: object, group: Path | None = None, run_folder: str = ""
@@ -95,7 +109,7 @@ def _serve() -> None:
     torch.optim.Adam([torch.zeros(1)])  # the first optimizer imports much more
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # jobs that are killed leave nothing
     for line in sys.stdin:
-        words = json.loads(line)
+        number, *words = json.loads(line)
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -106,7 +120,7 @@ def _serve() -> None:
             sys.argv = words[1:]
             runpy.run_path(words[1], run_name="__main__")
             return
-        sys.stdout.write(f"{pid}\n")
+        sys.stdout.write(f"{number} {pid}\n")
         sys.stdout.flush()
     os._exit(0)  # Python would take 2 s more to take apart what torch imported
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.testing.waiting import wait_for
 from tests import fork_server
 from tests.integration.diagnose.job_fork_server import SCRIPTS, JobForkServer
 
@@ -106,6 +107,18 @@ def test_without_py_spy_it_says_so_and_goes_on_with_what_the_kernel_tells(
         os.killpg(pid, signal.SIGKILL)
     assert any("py-spy is missing" in line for line in diagnosis.recording.missing)
     assert diagnosis.causes[0].cause in ("loader.too_few_workers", "loader.processor"), diagnosis.causes
+
+
+def test_a_job_is_no_other_tests_after_a_test_that_ended_too_early(
+    job_server: JobForkServer, tmp_path: Path
+) -> None:
+    """All later tests watched the job of the test before."""
+    job_server.order("healthy", group=tmp_path / "first")
+    pid = job_server.start("healthy", group=tmp_path / "second")
+    try:
+        wait_for(lambda: (tmp_path / "second").exists() and (tmp_path / "second").read_text() == str(pid))
+    finally:
+        os.killpg(pid, signal.SIGKILL)
 
 
 def test_words_that_make_no_sense() -> None:
