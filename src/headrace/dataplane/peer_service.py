@@ -269,6 +269,7 @@ class NodePeerService:
             await self._namespace.listings.refresh(directory, for_peer=True)
         else:
             await self._namespace.listings.list(directory, for_peer=True)
+            self._namespace.refresh_ahead.note(directory)
         return self._namespace.owner_names.pages(directory)
 
     async def take_over(self, request: OfferHandover, *, peer: str) -> HandoverAnswer:

@@ -13,6 +13,7 @@ from headrace.namespace.mounts import MountTable
 from headrace.namespace.name_checks import NameChecks
 from headrace.namespace.owner_listing import OwnerListingClient, OwnerNames
 from headrace.namespace.pending_rows import NamesChanged, PendingRows
+from headrace.namespace.refresh_ahead import RefreshAhead
 from headrace.namespace.refresh_queue import RefreshQueue
 from headrace.namespace.resolver import NameResolver
 from headrace.namespace.tree import NameTree
@@ -23,7 +24,7 @@ from headrace.store.index import Index
 @dataclass(frozen=True, slots=True)
 class Namespace:
     """The parts of the tree. `refreshes` follows the pending names of other nodes, `changed_directories` what origins
-    report."""
+    report. `refresh_ahead` hears which files are opened."""
 
     tree: NameTree
     listings: Listings
@@ -35,6 +36,7 @@ class Namespace:
     freshness: Freshness
     checks: NameChecks
     changed_directories: ChangedDirectories
+    refresh_ahead: RefreshAhead
 
     @classmethod
     def build(
@@ -73,4 +75,5 @@ class Namespace:
             freshness,
             checks,
             ChangedDirectories(tree, changes, listings, checks),
+            RefreshAhead(tree, listings, freshness),
         )

@@ -250,7 +250,7 @@ class Node:
     def _build_requests(self) -> Requests:
         statistics = ReadStatistics(self.store.index, self.mounts, self.policies.current, self.costs)
         reads, writes = (
-            ReadRequests(self.reads, self.store, self.predictions, statistics),
+            ReadRequests(self.reads, self.store, self.predictions, statistics, self.namespace.refresh_ahead),
             WriteRequests(self.write, self.cluster),
         )
         jobs = JobRequests(self.jobs, writes, self.cluster, self.subscribers.deliver)
@@ -552,7 +552,8 @@ def _parts_to_stop(node: Node) -> list[_Stoppable]:
         *(node.upkeep, node.origin_events, node.namespace.changed_directories),
         *(node.predicted_fetcher, node.planned_fetcher, node.jobs.auto_seal, node.jobs.lazy_seals),
         *(node.policies, node.origin_budgets, node.costs, node.regrouping, node.tier_mover, node.expiry),
-        *(node.namespace.freshness, node.scrub, node.server, node.broker, node.native, node.write),
+        *(node.namespace.refresh_ahead, node.namespace.freshness, node.scrub, node.server, node.broker),
+        *(node.native, node.write),
         *(node.cluster, node.attachments.traces),
     )
     return [part for part in parts if part is not None]

@@ -20,6 +20,7 @@ from headrace.jobs.persist import persist_begun, persist_states
 from headrace.jobs.shared_seals import SharedSeals
 from headrace.namespace.mounts import MountTable, normal_path
 from headrace.namespace.namespace import Namespace
+from headrace.namespace.refresh_ahead import RefreshAhead
 from headrace.node.attachments import Attachments
 from headrace.node.gateways import describe
 from headrace.node.policies import Policies
@@ -120,9 +121,15 @@ class ReadRequests:
     """Fetch files and ranges into the cache for clients, which then read the cache files."""
 
     def __init__(
-        self, reads: ReadPath, store: Store, predictions: PredictionTable, statistics: ReadStatistics
+        self,
+        reads: ReadPath,
+        store: Store,
+        predictions: PredictionTable,
+        statistics: ReadStatistics,
+        refresh_ahead: RefreshAhead,
     ) -> None:
         self._reads = reads
+        self._refresh_ahead = refresh_ahead
         self._statistics = statistics
         self._store = store
         self._predictions = predictions
@@ -141,6 +148,7 @@ class ReadRequests:
         ids = [FileId(id) for id in request.ids]
         self._store.touch(ids)
         self._statistics.note_opens(ids)
+        self._refresh_ahead.note_opens(ids)
         if request.process:
             await self._predictions.note_opens(ids, request.process, request.streams)
         return Done()

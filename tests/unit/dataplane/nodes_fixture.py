@@ -246,14 +246,14 @@ class OneNode:
         return Store.open(str(folder / "index"), [volume], rules=rules)
 
     def _build_namespace(self, replicas: int) -> Namespace:
-        names = OwnerListingClient(
+        self.names = OwnerListingClient(
             *(self.id, self.peers),  # type: ignore[arg-type]
             view=lambda: self.view,
             replicas=replicas,
             timeout_s=5,
         )
         namespace = Namespace.build(
-            self.store.index, MountTable(), timeout_s=5, on_changed=lambda _: None, shared=names
+            self.store.index, MountTable(), timeout_s=5, on_changed=lambda _: None, shared=self.names
         )
         circuit = Circuit()
         origin = RetryOrigin(self._world.origin, circuit)

@@ -201,6 +201,7 @@ class BrokerService:
             if not reader.present(start, min(end, entry.version.size_bytes)):
                 return None
             self._store.touch([entry.id])
+            self._namespace.refresh_ahead.note_opens([entry.id])
             return _opened(entry, is_complete=reader.complete), os.dup(reader.fd)
         finally:
             reader.close()

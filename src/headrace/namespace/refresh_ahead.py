@@ -1,0 +1,121 @@
+"""List directories again before their listings are too old, while programs open files in them.
+
+An open that finds an old listing waits for the origin. A job that reads files of a thousand directories would wait for
+each of them, in every sync interval.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import random
+from collections.abc import Iterable, Sequence
+
+from headrace.base import boot_clock
+from headrace.base.errors import HeadraceError
+from headrace.base.model import ROOT_ID, FileId
+from headrace.base.tasks import OwnedTasks
+from headrace.namespace.freshness import Freshness
+from headrace.namespace.listings import Listings
+from headrace.namespace.tree import NameTree
+from headrace.store.schema import FOREVER_NS
+
+log = logging.getLogger(__name__)
+
+AHEAD_SHARES = (1 / 6, 1 / 3)
+"""The share of the age of a listing that is left when it is made again. It is random in between, so that directories
+that were listed together are not always due together."""
+AGE_S_MIN = 5.0
+"""Shorter ages are for those who want to see changes, and each listing would be made almost twice."""
+TURN_S = 1.0
+AGAIN_S = 3.0
+"""Seconds until the owner of a directory is asked once more, if its listing is as old as that of this node."""
+IN_FLIGHT_MAX = 8
+OPENS_NOTED_MAX = 512
+"""Opens of one report whose directories are noted: some 4 ms. A directory in use has others in the next report."""
+DIRECTORIES_MAX = 65_536
+
+
+class RefreshAhead:
+    """Keeps the listings of directories fresh in which programs open files, and of those above. Used on the node's
+    loop."""
+
+    def __init__(self, tree: NameTree, listings: Listings, freshness: Freshness) -> None:
+        self._tree = tree
+        self._listings = listings
+        self._freshness = freshness
+        self._used_s: dict[FileId, float] = {}
+        """The time of the last open that was noted, of each directory that is watched."""
+        self._due: list[tuple[float, FileId]] = []
+        """The same directories by the time at which they are to be listed again, as a heap."""
+        self._tasks = OwnedTasks()
+
+    def note_opens(self, ids: Sequence[FileId]) -> None:
+        """Note that programs opened files."""
+        some = ids if len(ids) <= OPENS_NOTED_MAX else random.sample(ids, OPENS_NOTED_MAX)
+        directories = self._parents_of(some)
+        while directories:
+            for directory in directories:
+                self.note(directory)
+            directories = self._parents_of(directories - {ROOT_ID})
+
+    def _parents_of(self, ids: Iterable[FileId]) -> set[FileId]:
+        entries = map(self._tree.index.entry, ids)
+        return {entry.parent for entry in entries if entry is not None}
+
+    def note(self, directory: FileId) -> None:
+        """Note that a directory is in use."""
+        now_s = boot_clock.now_s()
+        if directory in self._used_s:
+            self._used_s[directory] = now_s
+        elif len(self._used_s) < DIRECTORIES_MAX and (due_s := self._due_s(directory)) is not None:
+            self._used_s[directory] = now_s
+            heapq.heappush(self._due, (due_s, directory))
+            if not self._tasks:
+                self._tasks.start(self._run())
+
+    async def stop(self) -> None:
+        await self._tasks.close()
+
+    async def _run(self) -> None:
+        """Refresh what is due, until no directory is in use."""
+        while self._due:
+            await asyncio.sleep(TURN_S)
+            limit = asyncio.Semaphore(IN_FLIGHT_MAX)
+            async with OwnedTasks() as refreshes:
+                while self._due and self._due[0][0] <= boot_clock.now_s():
+                    refreshes.start(self._refresh(heapq.heappop(self._due)[1], limit))
+                await refreshes.wait()
+
+    async def _refresh(self, directory: FileId, limit: asyncio.Semaphore) -> None:
+        """List a directory again, unless no open was noted for as long as a listing may be used."""
+        due_s = None
+        try:
+            if boot_clock.now_s() - self._used_s[directory] <= (self._age_s(directory) or 0.0):
+                async with limit:
+                    await self._listings.relist(directory)
+                due_s = self._due_s(directory)
+        except HeadraceError as error:  # the next open tries again
+            log.info("a directory in use can't be listed ahead directory=%x error=%s", directory, error)
+        if due_s is None:
+            del self._used_s[directory]
+        else:
+            heapq.heappush(self._due, (max(due_s, boot_clock.now_s() + AGAIN_S), directory))
+
+    def _due_s(self, directory: FileId) -> float | None:
+        """Return when a directory is to be listed again; None if it has no fresh listing, or one that is not listed
+        ahead."""
+        until_ns, age_s = self._tree.index.fresh_until_ns(directory), self._age_s(directory)
+        if age_s is None or until_ns >= FOREVER_NS or until_ns <= boot_clock.now_ns():
+            return None
+        return until_ns / 1e9 - age_s * random.uniform(*AHEAD_SHARES)
+
+    def _age_s(self, directory: FileId) -> float | None:
+        """Return the seconds for which a listing may be used; None if it is not listed ahead."""
+        path = self._tree.index.path_of(directory)
+        place = None if path is None else self._tree.mounts.find(path)
+        if path is None or place is None:
+            return None
+        age_s = self._freshness.age_s(path, place[0])
+        return age_s if AGE_S_MIN <= age_s < float("inf") else None
