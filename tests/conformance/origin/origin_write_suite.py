@@ -38,9 +38,10 @@ from headrace.origin.origin import HIDDEN, Absent, Body, Condition, Origin
 from headrace.origin.source import BytesPutSource, FilePutSource
 from tests.conformance.origin.origin_suite import NAMES, Subject, listing_of, read, run, soon
 
-MULTIPART = (random.Random(11).randbytes((1 << 20) + 7) * 40)[: (40 << 20) + 3]
-"""Repeats some random bytes, as so many take a second in each process that collects tests. Parts differ, because their
-size is no multiple of the period."""
+MULTIPART = (random.Random(11).randbytes((1 << 20) + 7) * 21)[: (21 << 20) + 3]
+"""Five parts, the last one short: three in flight, one that waits in obstore, one that is read. It repeats some random
+bytes, as more take long in each process that collects tests. Parts differ, because their size is no multiple of the
+period."""
 WAIT_S = 60.0
 
 
