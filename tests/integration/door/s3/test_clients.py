@@ -6,7 +6,9 @@ import importlib.util
 import json
 import random
 import socket
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -137,44 +139,70 @@ def test_s3fs(s3: S3, tree: Path, tmp_path: Path) -> None:
 AWS = """
 import json, sys
 from awscli.clidriver import create_clidriver
-for words in json.loads(sys.argv[1]):
-    status = create_clidriver().main(words)
-    print(end="\\0", flush=True)
-    if status:
-        sys.exit(status)
+for line in sys.stdin:
+    status = create_clidriver().main(json.loads(line))
+    print(end=f"\\0{status}\\n", flush=True)
 """
 
 
-def run_aws(s3: S3, *commands: tuple[object, ...], home: Path) -> list[str]:
-    """Run commands of `aws` one after the other, in one process: to start takes most of the time of each. Return what
-    each printed. test_checksums and test_metadata run the program `aws`."""
-    settings = {"AWS_ENDPOINT_URL": s3.url, "AWS_CONFIG_FILE": str(home / "none"), "HOME": str(home)}
+class Aws:
+    """Runs commands of `aws` one after the other, in one process: to start takes most of the time of each.
+    test_checksums and test_metadata run the program `aws`."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def __call__(self, *words: object) -> str:
+        """Run a command that ends well, and return what it printed."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{json.dumps(list(map(str, words)))}\n")
+        self._process.stdin.flush()
+        output = ""
+        while "\0" not in (line := self._process.stdout.readline()):
+            assert line, (words, output)
+            output += line
+        last, _, status = line.partition("\0")
+        assert status == "0\n", (words, output + line)
+        return output + last
+
+
+@pytest.fixture
+def aws(s3: S3, tmp_path: Path) -> Iterator[Aws]:
     if importlib.util.find_spec("awscli") is None:
         pytest.skip("server: awscli is not installed")
-    words = json.dumps([list(map(str, command)) for command in commands])
-    return run_client(s3, sys.executable, "-c", AWS, words, **settings).split("\0")[:-1]
+    settings = {
+        "AWS_ENDPOINT_URL": s3.url,
+        "AWS_CONFIG_FILE": str(tmp_path / "none"),
+        "HOME": str(tmp_path),
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", AWS],
+        env=s3.environment() | settings,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield Aws(process)
+        finally:
+            process.kill()
 
 
-def test_aws(s3: S3, tree: Path, tmp_path: Path) -> None:
+@pytest.mark.timeout(LIMIT_S)
+def test_aws(s3: S3, tree: Path, tmp_path: Path, aws: Aws) -> None:
     """The command line of AWS, as scripts use it; the large file goes in parts."""
     there, back = f"s3://{WRITE}/aws/", tmp_path / "back"
-    listed, _, again, _, head = run_aws(
-        s3,
-        ("s3", "ls", f"s3://{READ}/"),
-        ("s3", "sync", "--only-show-errors", tree, there),
-        ("s3", "sync", "--dryrun", tree, there),
-        ("s3", "sync", "--only-show-errors", there, back),
-        ("s3api", "head-object", "--bucket", READ, "--key", "more.bin"),
-        home=tmp_path,
-    )
-    assert "large.tar" in listed
-    assert again == ""
+    assert "large.tar" in aws("s3", "ls", f"s3://{READ}/")
+    aws("s3", "sync", "--only-show-errors", tree, there)
+    assert aws("s3", "sync", "--dryrun", tree, there) == ""
     assert keys(s3, "aws/") == sorted(f"aws/{name}" for name in content(tree))
+    aws("s3", "sync", "--only-show-errors", there, back)
     assert content(back) == content(tree)
-    assert json.loads(head)["ContentLength"] == (s3.truth / "more.bin").stat().st_size
-    run_aws(s3, ("s3", "mv", f"{there}large.bin", f"{there}moved"), home=tmp_path)
+    head = json.loads(aws("s3api", "head-object", "--bucket", READ, "--key", "more.bin"))
+    assert head["ContentLength"] == (s3.truth / "more.bin").stat().st_size
+    aws("s3", "mv", f"{there}large.bin", f"{there}moved")
     assert {"aws/moved"} == set(keys(s3, "aws/")) - {f"aws/{name}" for name in content(tree)}
-    run_aws(s3, ("s3", "rm", "--recursive", there), home=tmp_path)
+    aws("s3", "rm", "--recursive", there)
     assert keys(s3, "aws") == []
 
 
