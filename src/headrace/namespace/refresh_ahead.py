@@ -31,6 +31,7 @@ AGE_S_MIN = 5.0
 TURN_S = 1.0
 AGAIN_S = 3.0
 """Seconds until the owner of a directory is asked once more, if its listing is as old as that of this node."""
+AFTER_FAILURE_S = 30.0
 IN_FLIGHT_MAX = 8
 OPENS_NOTED_MAX = 512
 """Opens of one report whose directories are noted: some 4 ms. A directory in use has others in the next report."""
@@ -96,8 +97,9 @@ class RefreshAhead:
                 async with limit:
                     await self._listings.relist(directory)
                 due_s = self._due_s(directory)
-        except HeadraceError as error:  # the next open tries again
+        except HeadraceError as error:  # opens go on with the old listing, or wait
             log.info("a directory in use can't be listed ahead directory=%x error=%s", directory, error)
+            due_s = boot_clock.now_s() + AFTER_FAILURE_S
         if due_s is None:
             del self._used_s[directory]
         else:

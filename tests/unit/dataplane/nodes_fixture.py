@@ -280,6 +280,7 @@ class OneNode:
         return Path(self.store.volumes[0].data_path(id)).read_bytes()
 
     async def close(self) -> None:
+        await self.namespace.refresh_ahead.stop()
         await self.fresh.stop()
         await self.rebalance.stop()
         await self.reads.close()

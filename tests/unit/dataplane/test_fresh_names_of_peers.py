@@ -30,5 +30,3 @@ async def test_no_open_waits_for_the_owner_of_a_directory(
             assert directory is not None and reader.namespace.tree.is_fresh(directory)
         seconds, age_s = 240 * 30, 3600
         assert 4 <= world.origin.listings <= 2 * (1 + seconds / (age_s * 2 / 3))  # of the root, and of /s
-        for node in world.nodes.values():
-            await node.namespace.refresh_ahead.stop()
