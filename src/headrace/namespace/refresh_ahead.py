@@ -46,11 +46,12 @@ class RefreshAhead:
         self._tree = tree
         self._listings = listings
         self._freshness = freshness
-        self._used_s: dict[FileId, float] = {}
-        """The time of the last open that was noted, of each directory that is watched."""
+        self._is_used: dict[FileId, bool] = {}
+        """Directories that are watched; whether an open was noted since the last listing."""
         self._due: list[tuple[float, FileId]] = []
         """The same directories by the time at which they are to be listed again, as a heap."""
         self._tasks = OwnedTasks()
+        self._is_stopped = False
 
     def note_opens(self, ids: Sequence[FileId]) -> None:
         """Note that programs opened files."""
@@ -67,16 +68,17 @@ class RefreshAhead:
 
     def note(self, directory: FileId) -> None:
         """Note that a directory is in use."""
-        now_s = boot_clock.now_s()
-        if directory in self._used_s:
-            self._used_s[directory] = now_s
-        elif len(self._used_s) < DIRECTORIES_MAX and (due_s := self._due_s(directory)) is not None:
-            self._used_s[directory] = now_s
+        if directory in self._is_used:
+            self._is_used[directory] = True
+        elif len(self._is_used) < DIRECTORIES_MAX and (due_s := self._due_s(directory)) is not None:
+            self._is_used[directory] = True
             heapq.heappush(self._due, (due_s, directory))
-            if not self._tasks:
+            if not self._tasks and not self._is_stopped:
                 self._tasks.start(self._run())
 
     async def stop(self) -> None:
+        """End what lists ahead. Opens that are noted later start nothing."""
+        self._is_stopped = True
         await self._tasks.close()
 
     async def _run(self) -> None:
@@ -90,10 +92,11 @@ class RefreshAhead:
                 await refreshes.wait()
 
     async def _refresh(self, directory: FileId, limit: asyncio.Semaphore) -> None:
-        """List a directory again, unless no open was noted for as long as a listing may be used."""
+        """List a directory again, if an open was noted since it was listed last."""
         due_s = None
         try:
-            if boot_clock.now_s() - self._used_s[directory] <= (self._age_s(directory) or 0.0):
+            if self._is_used[directory] and self._age_s(directory) is not None:
+                self._is_used[directory] = False
                 async with limit:
                     await self._listings.relist(directory)
                 due_s = self._due_s(directory)
@@ -101,7 +104,7 @@ class RefreshAhead:
             log.info("a directory in use can't be listed ahead directory=%x error=%s", directory, error)
             due_s = boot_clock.now_s() + AFTER_FAILURE_S
         if due_s is None:
-            del self._used_s[directory]
+            del self._is_used[directory]
         else:
             heapq.heappush(self._due, (max(due_s, boot_clock.now_s() + AGAIN_S), directory))
 

@@ -79,7 +79,7 @@ async def test_directories_that_are_no_longer_used_are_not_listed(used: UsedTree
     listings = used.origin.listings
     await pass_time(200)
     assert used.origin.listings <= listings + 2
-    assert not used.ahead._used_s and not used.ahead._due
+    assert not used.ahead._is_used and not used.ahead._due
     await used.open(used.paths[:1])  # it begins again
     before = used.origin.listings
     for _ in range(80):
@@ -120,11 +120,20 @@ async def test_an_origin_that_fails_is_asked_seldom(used: UsedTree) -> None:
     assert not used.stale()
 
 
+async def test_an_open_after_the_end_starts_nothing(used: UsedTree) -> None:
+    """Sessions report opens until the node has closed its socket."""
+    await used.ahead.stop()
+    await used.open(used.paths)
+    listings = used.origin.listings
+    await pass_time(AGE_S)
+    assert used.origin.listings == listings
+
+
 @pytest.mark.parametrize("age_s", [1.0, float("inf")])
 async def test_short_ages_and_eternal_ones_are_left_alone(tree: NamespaceFixture, age_s: float) -> None:
     used = UsedTree(tree, age_s)
     await used.open(used.paths)
-    assert not used.ahead._used_s
+    assert not used.ahead._is_used
     listings = used.origin.listings
     await pass_time(100)
     assert used.origin.listings == listings
@@ -135,7 +144,7 @@ async def test_the_work_of_a_report_and_what_is_kept_are_bounded(
 ) -> None:
     monkeypatch.setattr(refresh_ahead, "DIRECTORIES_MAX", 4)
     await used.open(used.paths)
-    assert len(used.ahead._used_s) == len(used.ahead._due) == 4
+    assert len(used.ahead._is_used) == len(used.ahead._due) == 4
     asked: list[FileId] = []
     monkeypatch.setattr(used.tree.index, "entry", asked.append)
     used.ahead.note_opens([FileId(1 << 40)] * 5000)  # ids of no file
