@@ -50,7 +50,10 @@ class RefreshAhead:
         """Directories that are watched; whether an open was noted since the last listing."""
         self._due: list[tuple[float, FileId]] = []
         """The same directories by the time at which they are to be listed again, as a heap."""
+        self._places = asyncio.Semaphore(IN_FLIGHT_MAX)
+        """Each listing of a directory holds one: one that takes long holds up no others."""
         self._tasks = OwnedTasks()
+        self._running: asyncio.Task[None] | None = None
         self._is_stopped = False
 
     def note_opens(self, ids: Sequence[FileId]) -> None:
@@ -73,8 +76,8 @@ class RefreshAhead:
         elif len(self._is_used) < DIRECTORIES_MAX and (due_s := self._due_s(directory)) is not None:
             self._is_used[directory] = True
             heapq.heappush(self._due, (due_s, directory))
-            if not self._tasks and not self._is_stopped:
-                self._tasks.start(self._run())
+            if not self._is_stopped and (self._running is None or self._running.done()):
+                self._running = self._tasks.start(self._run())
 
     async def stop(self) -> None:
         """End what lists ahead. Opens that are noted later start nothing."""
@@ -83,22 +86,20 @@ class RefreshAhead:
 
     async def _run(self) -> None:
         """Refresh what is due, until no directory is in use."""
-        while self._due:
+        while self._is_used:
             await asyncio.sleep(TURN_S)
-            limit = asyncio.Semaphore(IN_FLIGHT_MAX)
-            async with OwnedTasks() as refreshes:
-                while self._due and self._due[0][0] <= boot_clock.now_s():
-                    refreshes.start(self._refresh(heapq.heappop(self._due)[1], limit))
-                await refreshes.wait()
+            while self._due and self._due[0][0] <= boot_clock.now_s():
+                await self._places.acquire()
+                refresh = self._tasks.start(self._refresh(heapq.heappop(self._due)[1]))
+                refresh.add_done_callback(lambda _: self._places.release())
 
-    async def _refresh(self, directory: FileId, limit: asyncio.Semaphore) -> None:
+    async def _refresh(self, directory: FileId) -> None:
         """List a directory again, if an open was noted since it was listed last."""
         due_s = None
         try:
             if self._is_used[directory] and self._age_s(directory) is not None:
                 self._is_used[directory] = False
-                async with limit:
-                    await self._listings.relist(directory)
+                await self._listings.relist(directory)
                 due_s = self._due_s(directory)
         except HeadraceError as error:  # opens go on with the old listing, or wait
             log.info("a directory in use can't be listed ahead directory=%x error=%s", directory, error)

@@ -21,8 +21,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from msgspec import structs
@@ -40,7 +39,7 @@ from headrace.peer.connection_pool import PING_S, ConnectionPool, Peer
 from headrace.peer.latency import size_class
 from headrace.peer.page_queue import PageQueue
 from headrace.peer.peer_table import PeerTable
-from headrace.peer.promoted import run_until_promoted
+from headrace.peer.promoted import request_by_urgency
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.messages import Done
 from headrace.wire.peer_frame import SPOKEN
@@ -111,20 +110,18 @@ class PeerClient:
     ) -> Arrived:
         """Return exactly the requested bytes, with each block's checksum verified. The extras are the peer's.
         promotion: of a read for which no reader waits. Other reads of the peer precede it until it is promoted."""
-        peer, request = self.table.peer(node), Fetch([file], cached_only=cached_only, epoch=epoch)
+        peer = self.table.peer(node)
+        calls: list[SingleFetchCall] = []
 
-        async def execute(call: SingleFetchCall) -> Arrived:
+        async def execute(*, background: bool) -> Arrived:
+            call = SingleFetchCall(Fetch([file], cached_only=cached_only, epoch=epoch, background=background))
+            calls.append(call)
             await self._execute_if_usable(peer, call, deadline)
             return call.result()
 
-        if promotion is not None and not promotion.is_promoted:
-            call = SingleFetchCall(structs.replace(request, background=True))
-            arrived = await run_until_promoted(
-                execute(call), promotion, deadline, is_arriving=lambda: call.bytes_received > 0
-            )
-            if arrived is not None:
-                return arrived
-        return await execute(SingleFetchCall(request))
+        return await request_by_urgency(
+            execute, promotion, deadline, is_arriving=lambda: any(call.bytes_received for call in calls)
+        )
 
     async def fetch_small(
         self,
@@ -137,14 +134,13 @@ class PeerClient:
         promotion: Promotion | None = None,
     ) -> Arrived:
         """Fetch a file as fetch does. Calls of one kind that wait for the same node share a request."""
-        peer, waiting = self.table.peer(node), partial(Waiting, file, epoch, deadline=deadline)
-        if promotion is not None and not promotion.is_promoted:
-            batcher = self._batchers.of(peer, cached_only=cached_only, background=True)
-            work = batcher.ask(waiting())
-            arrived = await run_until_promoted(work, promotion, deadline, is_arriving=lambda: False)
-            if arrived is not None:
-                return arrived
-        return await self._batchers.of(peer, cached_only=cached_only, background=False).ask(waiting())
+        peer = self.table.peer(node)
+
+        def ask(*, background: bool) -> Awaitable[Arrived]:
+            batcher = self._batchers.of(peer, cached_only=cached_only, background=background)
+            return batcher.ask(Waiting(file, epoch, deadline=deadline))
+
+        return await request_by_urgency(ask, promotion, deadline)
 
     async def lookup(
         self, node: NodeInfo, path: bytes, name: bytes, *, epoch: int, deadline: Deadline, anew: bool = False

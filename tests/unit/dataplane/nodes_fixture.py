@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import msgspec
-from msgspec import structs
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, OriginUnavailableError, PeerError
@@ -33,7 +32,7 @@ from headrace.namespace.owner_listing import OwnerListingClient
 from headrace.origin.circuit import Circuit
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.retry import RetryOrigin
-from headrace.peer.promoted import run_until_promoted
+from headrace.peer.promoted import request_by_urgency
 from headrace.plan.planned_files import PlannedFiles
 from headrace.ring.ownership import Ownership
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
@@ -114,13 +113,13 @@ class DirectPeers:
         deadline: Deadline,
         promotion: Promotion | None = None,
     ) -> Arrived:
-        request = Fetch([wanted], cached_only=cached_only, epoch=epoch)
-        if promotion is not None and not promotion.is_promoted:
-            work = self._fetch(node, structs.replace(request, background=True))
-            arrived = await run_until_promoted(work, promotion, deadline, is_arriving=lambda: False)
-            if arrived is not None:
-                return arrived
-        return await self._fetch(node, request)
+        return await request_by_urgency(
+            lambda background: self._fetch(
+                node, Fetch([wanted], cached_only=cached_only, epoch=epoch, background=background)
+            ),
+            promotion,
+            deadline,
+        )
 
     async def _fetch(self, node: NodeInfo, request: Fetch) -> Arrived:
         (wanted,) = request.files

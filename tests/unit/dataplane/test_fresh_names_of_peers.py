@@ -6,17 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.base import boot_clock
-from headrace.base.clock import monotonic_s
 from headrace.testing.virtual_loop import pass_time
 from tests.unit.dataplane.nodes_fixture import NodesFixture
 
 
-async def test_no_open_waits_for_the_owner_of_a_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(boot_clock, "now_s", monotonic_s)
-    monkeypatch.setattr(boot_clock, "now_ns", lambda: int(monotonic_s() * 1e9))
+@pytest.mark.usefixtures("virtual_boot_clock")
+async def test_no_open_waits_for_the_owner_of_a_directory(tmp_path: Path) -> None:
     async with NodesFixture(tmp_path).running() as world:
         for number in range(3):
             world.put(f"s/{number}", b"%d" % number)

@@ -7,21 +7,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from headrace.base import boot_clock
-from headrace.base.clock import monotonic_s
+from headrace.base.deadline import Deadline
 from headrace.base.model import FileId
 from headrace.namespace import refresh_ahead
+from headrace.origin.origin import ListPage
 from headrace.testing.virtual_loop import pass_time
 from tests.unit.namespace.tree_fixture import GatedOrigin, NamespaceFixture
 
+pytestmark = pytest.mark.usefixtures("virtual_boot_clock")
+
 AGE_S = 60.0
-
-
-@pytest.fixture(autouse=True)
-def _boot_clock_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ages pass as fast as the virtual time of the loop."""
-    monkeypatch.setattr(boot_clock, "now_s", monotonic_s)
-    monkeypatch.setattr(boot_clock, "now_ns", lambda: int(monotonic_s() * 1e9))
 
 
 class UsedTree:
@@ -151,14 +146,35 @@ async def test_the_work_of_a_report_and_what_is_kept_are_bounded(
     assert len(asked) == refresh_ahead.OPENS_NOTED_MAX
 
 
-async def test_few_listings_run_at_once(used: UsedTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refresh_ahead, "IN_FLIGHT_MAX", 3)
+async def test_a_listing_that_hangs_holds_up_no_others(
+    tree: NamespaceFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = UsedTree(tree, age_s=6)
+    await used.open(used.paths)
+    listed = used.origin.list_directory
+
+    async def hang_in_one(key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
+        if key == "d0/":
+            await asyncio.Event().wait()
+        async for page in listed(key, deadline=deadline):
+            yield page
+
+    monkeypatch.setattr(used.origin, "list_directory", hang_in_one)
+    for second in range(60):
+        used.ahead.note_opens(used.ids)
+        await pass_time(1)
+        assert used.stale() in ([], [b"/d0"]), second
+    assert used.stale()
+    await used.ahead.stop()
+
+
+async def test_few_listings_run_at_once(used: UsedTree) -> None:
     await used.open(used.paths)
     used.origin.gate.clear()
     listings = used.origin.listings
     for _ in range(55):
-        used.ahead.note_opens([(await used.tree.namespace.resolver.resolve(used.paths[0])).id])
+        used.ahead.note_opens(used.ids)
         await pass_time(1)
-    assert 0 < used.origin.listings - listings <= 3
+    assert used.origin.listings - listings == refresh_ahead.IN_FLIGHT_MAX < used.DIRECTORIES
     used.origin.gate.set()
     await asyncio.sleep(0)

@@ -9,25 +9,30 @@ import pytest
 from headrace.base.deadline import Deadline
 from headrace.base.errors import PeerError
 from headrace.base.promotion import Promotion
-from headrace.peer.promoted import run_until_promoted
+from headrace.peer.promoted import request_by_urgency
 from headrace.testing.virtual_loop import pass_time
 
 
 class Request:
-    """A request that ends when `answer` is set. is_cancelled: it was given up."""
+    """A request whose background run ends when `answer` is set; the one of a reader is answered with "sent again".
+    sent: how its runs were sent. is_cancelled: the one in the background was given up."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.sent: list[bool] = []
         self.is_cancelled = False
         self.promotion = Promotion()
 
-    def run(self, *, is_arriving: bool = False) -> asyncio.Task[str | None]:
-        work = run_until_promoted(
-            self._wait(), self.promotion, Deadline.after(10), is_arriving=lambda: is_arriving
+    def run(self, *, is_arriving: bool = False) -> asyncio.Task[str]:
+        work = request_by_urgency(
+            self._send, self.promotion, Deadline.after(10), is_arriving=lambda: is_arriving
         )
         return asyncio.ensure_future(work)
 
-    async def _wait(self) -> str:
+    async def _send(self, *, background: bool) -> str:
+        self.sent.append(background)
+        if not background:
+            return "sent again"
         try:
             return await self.answer
         except asyncio.CancelledError:
@@ -48,7 +53,15 @@ async def test_an_answer_is_returned_and_an_error_raised() -> None:
             with pytest.raises(PeerError):
                 await running
         request.promotion.promote()  # nobody hears it any more
-        assert not request.is_cancelled
+        assert request.sent == [True] and not request.is_cancelled
+
+
+async def test_a_request_for_which_a_reader_waits_is_not_sent_in_the_background() -> None:
+    request = Request()
+    request.promotion.promote()
+    assert await request.run() == "sent again"
+    assert await request_by_urgency(request._send, None, Deadline.after(10)) == "sent again"
+    assert request.sent == [False, False]
 
 
 async def test_a_promoted_request_is_given_up_at_once() -> None:
@@ -56,7 +69,7 @@ async def test_a_promoted_request_is_given_up_at_once() -> None:
     running = request.run()
     await pass_time(1)
     request.promotion.promote()
-    assert await running is None
+    assert await running == "sent again"
     assert request.is_cancelled
 
 
@@ -80,7 +93,7 @@ async def test_bytes_that_stop_to_arrive_are_requested_again(*, is_promoted: boo
     await pass_time(4.8)
     assert not running.done()
     await pass_time(0.3)
-    assert await running is None
+    assert await running == "sent again"
     assert request.is_cancelled
 
 
