@@ -185,7 +185,7 @@ def expect(word: str, call: Callable[[], None]) -> None:
     said = ""
     try:
         call()
-    except torch.distributed.checkpoint.api.CheckpointException as error:
+    except dcp.CheckpointException as error:
         said = str(error)
     assert word in said, said
 

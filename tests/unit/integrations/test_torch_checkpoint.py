@@ -52,7 +52,7 @@ def test_a_cached_plan_of_an_earlier_save_is_refused(tmp_path: Path, later: floa
     """Else a rank would write the earlier step again, and the later one would be missing."""
     writer = torch_checkpoint.HeadraceWriter(str(tmp_path))
     first = saved(writer, 1, 1.0, caches=True)
-    with pytest.raises(dcp.api.CheckpointException, match="enable_plan_caching"):
+    with pytest.raises(dcp.CheckpointException, match="enable_plan_caching"):
         saved(writer, 2, later, caches=True)
     assert steps(PosixStorage(str(tmp_path))) == [1]
     third = saved(writer, 3, later)
@@ -88,7 +88,7 @@ def test_a_reader_that_is_dropped_keeps_no_pack_open(tmp_path: Path) -> None:
     del reader
     assert open_packs(tmp_path) == 0
     reader = torch_checkpoint.HeadraceReader(str(tmp_path))
-    with pytest.raises(dcp.api.CheckpointException, match="to be loaded as"):
+    with pytest.raises(dcp.CheckpointException, match="to be loaded as"):
         dcp.load({"steady": torch.zeros(50_000, dtype=torch.int64)}, storage_reader=reader, no_dist=True)
     del reader
     gc.collect()  # the error was in a cycle with its frames
