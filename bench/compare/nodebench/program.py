@@ -121,9 +121,10 @@ def run(
     about: Mapping[str, object] | None = None,
 ) -> int:
     """Measures in a temporary folder below `folder`, which is gone in the end; prints and writes what came of it.
-    digits: of a goal's table. tables: instead of that of the goals and that of the values. about: more of what is said
-    of the machine. The status of the program. When it is interrupted, what it has is printed, and not written. When it
-    is killed, a guard ends what it started, unmounts, and removes the folder."""
+    Goals of cases that --only leaves out are not listed. digits: of a goal's table. tables: instead of that of the
+    goals and that of the values. about: more of what is said of the machine. The status of the program. When it is
+    interrupted, what it has is printed, and not written. When it is killed, a guard ends what it started, unmounts, and
+    removes the folder."""
     for number in SIGNALS:
         signal.signal(number, _ended)
     start = time.monotonic()
@@ -146,9 +147,10 @@ def run(
     finally:
         place.undo.close()
     machine = {**_machine(given), **(about or {}), "seconds": round(time.monotonic() - start, 1)}
-    text = json.dumps({"machine": machine, **results.as_json(), "goals": rows_of(goals(results))}, indent=1)
+    listed = [goal for goal in goals(results) if goal.measured is not None or not given.only]
+    text = json.dumps({"machine": machine, **results.as_json(), "goals": rows_of(listed)}, indent=1)
     line = ", ".join(f"{key} {value}" for key, value in machine.items())
-    texts = tables() if tables else [table_of_goals(goals(results), digits), table_of_values(results)]
+    texts = tables() if tables else [table_of_goals(listed, digits), table_of_values(results)]
     page = "\n\n".join([line, *texts])
     if not given.no_write and not status:
         _write(name, given, text, page)

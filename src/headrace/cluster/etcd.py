@@ -15,7 +15,7 @@ import builtins
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace.base.errors import ClusterDeniedError, ClusterUnavailableError
 from headrace.base.tasks import OwnedTasks, being_cancelled
@@ -26,6 +26,8 @@ from headrace.cluster.kept_records import KeptRecords
 from headrace.cluster.lease_recovery import LeaseRecovery
 from headrace.cluster.own_lease import OwnLease
 from headrace.cluster.records import Followers, OnRecord, RecordSeals
+
+Written = TypeVar("Written")
 
 log = logging.getLogger(__name__)
 
@@ -113,6 +115,15 @@ class EtcdRecords:
         return self._recovery.losses
 
     @property
+    def trouble(self) -> str:
+        """Return what is wrong with etcd; "" if nothing is."""
+        if self.away_since_s is not None:
+            away_s = time.monotonic() - self.away_since_s
+            why = f"etcd has been unavailable for {away_s:.0f} s ({self._last_error})"
+            return f"{why}, its last records are used"
+        return self._connection.full_database.trouble()
+
+    @property
     def lease_until_s(self) -> float:
         return self._lease.valid_until_s
 
@@ -130,7 +141,7 @@ class EtcdRecords:
     async def put(self, key: str, value: bytes, leased: bool = False) -> None:  # noqa: FBT001, FBT002
         lease = await self._lease.acquire() if leased else None
         closed = self._beliefs.close(key, value)
-        await self._connection.call(lambda client: client.put(self._key(key), closed, lease=lease))
+        await self._write(lambda client: client.put(self._key(key), closed, lease=lease))
         self._beliefs.wrote(key, value, closed)
         if leased:
             self._leased[key] = value
@@ -178,7 +189,7 @@ class EtcdRecords:
             )
             return bool(done) or (requests > 1 and [bytes(value) for value, _ in answers[0]] == [new])
 
-        return await self._connection.call(transact)
+        return await self._write(transact)
 
     async def delete(self, key: str, *, unless: str = "", only: bytes | None = None) -> None:
         if not unless:
@@ -200,7 +211,13 @@ class EtcdRecords:
                 failure=[],
             )
 
-        await self._connection.call(transact)
+        await self._write(transact)
+
+    async def _write(self, request: Callable[[Any], Awaitable[Written]]) -> Written:
+        """Send a request that may write. Raises as EtcdConnection.call does."""
+        written = await self._connection.call(request)
+        self._connection.full_database.note_success()
+        return written
 
     async def follow(self, prefix: str, callback: OnRecord) -> None:
         self._followers.add(prefix, callback)
@@ -224,7 +241,7 @@ class EtcdRecords:
             for key, value in self._beliefs.accepted_late().items() if seals else ():
                 self._followers.publish(key, value)
         except ClusterUnavailableError:
-            return  # _follow logs it
+            return  # _follow logs it, or the connection
 
     # ------------------------------------------------------------ internal
 
@@ -263,14 +280,14 @@ class EtcdRecords:
         client = self._connection.client()
         async with asyncio.timeout(CALL_S):
             rows = await client.get_prefix(self._key(""))
-        if self.away_since_s is not None:
-            log.warning("etcd is available again away_s=%.0f", time.monotonic() - self.away_since_s)
-            self.away_since_s = None
         self.revision = rows.header.revision
         self._denied = None
         raw = {self._name(row.key): bytes(row.value) for row in rows}
         self._followers.publish_all(self._beliefs.meanings(raw, newest=True))
         await self._recovery.restore_missing(client)
+        if self.away_since_s is not None:
+            log.warning("etcd is available again away_s=%.0f", time.monotonic() - self.away_since_s)
+            self.away_since_s = None
         self._first.set()
         async with OwnedTasks(Exception, again_s=CANCEL_S) as tasks:
             started = (

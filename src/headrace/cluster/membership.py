@@ -112,14 +112,9 @@ class Membership:
     def status(self) -> dict[str, Any]:
         away_since_s = self._records.away_since_s
         away_s = 0.0 if away_since_s is None else monotonic_s() - away_since_s
-        trouble = self._eviction
-        if not trouble and not self.joined.is_set():
-            trouble = (
-                f"not in the cluster: etcd has been unavailable for {away_s:.0f} s; "
-                "the members of the last run are used"
-            )
-        elif not trouble and away_since_s is not None:
-            trouble = f"etcd has been unavailable for {away_s:.0f} s: the last known members are used"
+        trouble = self._eviction or self._records.trouble
+        if not self._eviction and not self.joined.is_set():
+            trouble = f"not in the cluster, the members of its last run are used: {trouble or 'it joins'}"
         return {
             "etcd_away_s": round(away_s, 1),
             "leases_lost": self._records.leases_lost,

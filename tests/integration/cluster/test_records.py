@@ -17,7 +17,7 @@ from headrace.cluster.etcd import EtcdRecords
 from headrace.cluster.membership import Membership
 from headrace.cluster.records import Followers
 from headrace.ring.view import ClusterView, NodeInfo
-from headrace.testing.etcd import EtcdServer
+from headrace.testing.etcd import EtcdServer, etcd_server
 from headrace.testing.waiting import until
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.uvloop]
@@ -209,6 +209,43 @@ async def test_a_lease_ends_where_the_loop_hangs(etcd: EtcdServer, monkeypatch: 
         await other.follow("mine", lambda _, value: gone.append(value))
         await records.put("mine", b"1", leased=True)
         await until(lambda: gone[:2] == [b"1", None])
+
+
+@pytest.mark.expected_warnings(
+    "etcd refuses to write records",
+    "etcd writes records again",
+    "the lease was lost",
+    "etcd is unavailable",
+    "etcd is available again",
+)
+async def test_a_full_database_is_told_from_one_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    """Each failed write dropped the connection, and status said nothing. A lost lease filled the log."""
+    with etcd_server() as own:
+        async with maker("etcd", own, "full") as make:
+            records = await make()
+            assert isinstance(records, EtcdRecords)
+            await records.put("a", b"1")
+            await records.put("mine", b"here", leased=True)
+            host, _, port = own.address.rpartition(":")
+            operator, client = aetcd.Client(host, int(port)), records._connection.client()
+            await operator.create_alarm()
+            for _ in range(3):
+                with pytest.raises(ClusterUnavailableError, match="database space exceeded") as caught:
+                    await records.put("a", b"2")
+            assert "docs/failures/etcd.md" in caught.value.hint
+            assert await records.get("a") == b"1"
+            assert records._connection.client() is client
+            assert "full" in records.trouble and records.away_since_s is None
+            await operator.revoke_lease(records._lease._lease)
+            await until(lambda: "unavailable" in records.trouble and "space exceeded" in records.trouble)
+            await asyncio.sleep(1)  # it tries three times to write its records
+            await operator.disarm_alarm()
+            await operator.close()
+            await until(lambda: not records.trouble)
+            assert await records.get("mine") == b"here"
+            await records.put("a", b"3")
+    for text in ("refuses to write", "writes records again", "is unavailable", "available again"):
+        assert caplog.text.count(text) == 1, text
 
 
 @pytest.mark.expected_warnings("etcd is unavailable")

@@ -25,6 +25,7 @@ class FlakyRecords(EmbeddedRecords):
 
     fails = ""
     away_since_s = None
+    trouble = ""
 
     async def start(self) -> None:
         pass
