@@ -4,7 +4,7 @@
 
 A node with a SeaweedFS behind a relay that delays each answer. All files are loaded; then one thread opens and
 reads them in random order and compares each with what was put. Prints a line of JSON for each round of both: with
-listings that are used for --sync-s, and with listings that are never too old. rate: files/s of the median second;
+listings that are used for --sync-s, and with those that last. rate: files/s of the median second;
 slow_s: seconds with less than half of that; longest_ms: the longest open and read. Needs root.
 """
 
@@ -49,32 +49,34 @@ def put_files(server: S3Server, directories: int) -> dict[str, bytes]:
 
 
 @contextlib.contextmanager
-def late(server: S3Server, delay_s: float) -> Iterator[list[str]]:
-    """Relay the server, and yield the words by which `headrace up` reads what the relay delays."""
-    endpoint = urlsplit(server.options()["endpoint"])
+def relayed(server: S3Server, delay_s: float) -> Iterator[str]:
+    """Yield the URL of a relay that delays each answer of the server."""
+    endpoint = urlsplit(server.endpoint)
     relay = Relay((endpoint.hostname or "", endpoint.port or 80), delay_s)
     try:
-        options = server.options() | {"endpoint": f"http://127.0.0.1:{relay.port}"}
-        words = [word for key, value in options.items() for word in ("--option", f"{key}={value}")]
-        yield [server.url("listings"), *words]
+        yield f"http://127.0.0.1:{relay.port}"
     finally:
         relay.close()
 
 
 @contextlib.contextmanager
-def mounted(base: Path, origin: list[str], sync_s: float) -> Iterator[Path]:
-    """Mount the origin with all its files cached."""
+def mounted(base: Path, server: S3Server, endpoint: str, sync_s: float) -> Iterator[Path]:
+    """Mount what an endpoint serves, with all its files cached."""
     mount, configuration = base / "mnt", base / "config.toml"
     mount.mkdir(parents=True)
     configuration.write_text(f"sync_interval_s = {sync_s}\n")
-    environment = os.environ | {"HEADRACE_RUN_FOLDER": str(base / "run")}
+    environment = os.environ | {
+        "HEADRACE_RUN_FOLDER": str(base / "run"),
+        "AWS_ACCESS_KEY_ID": server.access_key,
+        "AWS_SECRET_ACCESS_KEY": server.secret_key,
+    }
 
     def headrace(*words: str) -> None:
         command = [sys.executable, "-m", "headrace", *words]
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
 
-    cache = ["--cache", f"{base}/cache:2GiB", "--config", str(configuration)]
-    headrace("up", origin[0], str(mount), *origin[1:], *cache, "--detach")
+    origin = [server.url("listings"), str(mount), "--endpoint", endpoint, "--region", "us-east-1"]
+    headrace("up", *origin, "--cache", f"{base}/cache:2GiB", "--config", str(configuration), "--detach")
     try:
         headrace("load", "/")
         yield mount
@@ -119,10 +121,10 @@ def main() -> None:
         seaweedfs_s3() as server,
     ):
         bodies = put_files(server, given.directories)
-        with late(server, given.delay_ms / 1000) as origin:
+        with relayed(server, given.delay_ms / 1000) as endpoint:
             for number in range(given.rounds):
-                for kind, sync_s in (("aging", given.sync_s), ("never too old", NEVER_S)):
-                    with mounted(Path(base) / f"{kind}-{number}", origin, sync_s) as mount:
+                for kind, sync_s in (("aging", given.sync_s), ("lasting", NEVER_S)):
+                    with mounted(Path(base) / f"{kind}-{number}", server, endpoint, sync_s) as mount:
                         figures = read_for(given.seconds, mount, bodies)
                     print(json.dumps({"listings": kind, "round": number, **figures}), flush=True)
 
