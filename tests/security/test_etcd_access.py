@@ -205,7 +205,7 @@ async def test_certificates_and_passwords_are_taken_anew(
         await other.put("a", b"%d" % turn)
         await until(lambda: values[-1:] == [b"%d" % turn])  # noqa: B023 - it is awaited here
     assert records.leases_lost == 0 and await other.get("nodes/me") == b"here"
-    assert records.away_since_s is None
+    assert records.availability.away_since_s is None
     await records.close()
     await other.close()
 
@@ -221,12 +221,12 @@ async def test_a_role_that_is_taken_away_is_missed_and_found_again(
     records = secured.records(access)
     await records.start()
     secured.control("user", "revoke-role", "shaky", "headrace")
-    await until(lambda: records.away_since_s is not None)
+    await until(lambda: records.availability.away_since_s is not None)
     with pytest.raises(ClusterDeniedError):
         await records.put("a", b"1")
     await asyncio.sleep(0.5)  # two tries are refused; they are counted nowhere
     secured.control("user", "grant-role", "shaky", "headrace")
-    await until(lambda: records.away_since_s is None)
+    await until(lambda: records.availability.away_since_s is None)
     await records.put("a", b"1")
     await records.close()
     lines = [record.getMessage() for record in caplog.records if "etcd is unavailable" in record.getMessage()]

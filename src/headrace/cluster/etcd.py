@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from headrace.base.errors import ClusterDeniedError, ClusterUnavailableError
 from headrace.base.tasks import OwnedTasks, being_cancelled
@@ -26,10 +25,6 @@ from headrace.cluster.kept_records import KeptRecords
 from headrace.cluster.lease_recovery import LeaseRecovery
 from headrace.cluster.own_lease import OwnLease
 from headrace.cluster.records import Followers, OnRecord, RecordSeals
-
-Written = TypeVar("Written")
-
-log = logging.getLogger(__name__)
 
 CHECK_S = 1.0
 """The interval of small requests that check whether etcd answers: a watch on a dead host stays silent forever."""
@@ -60,6 +55,7 @@ class EtcdRecords:
     ) -> None:
         self._connector = EtcdConnector(access or EtcdAccess(), timeout_s=CALL_S)
         self._connection = EtcdConnection(self._connector, endpoints)
+        self.availability = self._connection.availability
         self._lease = OwnLease(self._connection, self._connector, endpoints, ttl_s=max(1, round(lease_s)))
         self._start_limit_s = CALL_S * (len(endpoints) + 1)
         self._prefix = prefix
@@ -77,9 +73,7 @@ class EtcdRecords:
         self._tasks = OwnedTasks(again_s=CANCEL_S)
         self._first = asyncio.Event()
         self._denied: ClusterDeniedError | None = None
-        self._last_error = "it does not answer"
         self.revision = 0
-        self.away_since_s: float | None = None
 
     async def start(self) -> None:
         """Connect and load all records. A second call does nothing. Raise ClusterUnavailableError or
@@ -98,7 +92,7 @@ class EtcdRecords:
                 await self._first.wait()
         except TimeoutError:
             await self.close()
-            raise self._connection.unavailable(self._last_error, hint="is it running?") from None
+            raise self._connection.unavailable(self.availability.last_error, hint="is it running?") from None
         if self._denied is not None:
             await self.close()
             raise self._denied
@@ -113,15 +107,6 @@ class EtcdRecords:
     @property
     def leases_lost(self) -> int:
         return self._recovery.losses
-
-    @property
-    def trouble(self) -> str:
-        """Return what is wrong with etcd; "" if nothing is."""
-        if self.away_since_s is not None:
-            away_s = time.monotonic() - self.away_since_s
-            why = f"etcd has been unavailable for {away_s:.0f} s ({self._last_error})"
-            return f"{why}, its last records are used"
-        return self._connection.full_database.trouble()
 
     @property
     def lease_until_s(self) -> float:
@@ -141,7 +126,7 @@ class EtcdRecords:
     async def put(self, key: str, value: bytes, leased: bool = False) -> None:  # noqa: FBT001, FBT002
         lease = await self._lease.acquire() if leased else None
         closed = self._beliefs.close(key, value)
-        await self._write(lambda client: client.put(self._key(key), closed, lease=lease))
+        await self._connection.write(lambda client: client.put(self._key(key), closed, lease=lease))
         self._beliefs.wrote(key, value, closed)
         if leased:
             self._leased[key] = value
@@ -189,7 +174,7 @@ class EtcdRecords:
             )
             return bool(done) or (requests > 1 and [bytes(value) for value, _ in answers[0]] == [new])
 
-        return await self._write(transact)
+        return await self._connection.write(transact)
 
     async def delete(self, key: str, *, unless: str = "", only: bytes | None = None) -> None:
         if not unless:
@@ -211,13 +196,7 @@ class EtcdRecords:
                 failure=[],
             )
 
-        await self._write(transact)
-
-    async def _write(self, request: Callable[[Any], Awaitable[Written]]) -> Written:
-        """Send a request that may write. Raises as EtcdConnection.call does."""
-        written = await self._connection.call(request)
-        self._connection.full_database.note_success()
-        return written
+        await self._connection.write(transact)
 
     async def follow(self, prefix: str, callback: OnRecord) -> None:
         self._followers.add(prefix, callback)
@@ -266,15 +245,12 @@ class EtcdRecords:
 
     def _report_failure(self, error: BaseException) -> None:
         """Log a failure once. When etcd refuses this node, end the wait of `start` at once."""
-        self._last_error = reason_of(error)
+        self.availability.last_error = reason_of(error)
         self._denied = denied = self._connection.denial_of(error)
         if denied is not None and not self._first.is_set():
             self._first.set()
-        elif self.away_since_s is None:
-            self.away_since_s = time.monotonic()
-            log.warning(
-                "etcd is unavailable, the last known records are used error=%s", denied or self._last_error
-            )
+        else:
+            self.availability.note_failure(denied or self.availability.last_error)
 
     async def _follow_once(self) -> None:
         client = self._connection.client()
@@ -285,9 +261,7 @@ class EtcdRecords:
         raw = {self._name(row.key): bytes(row.value) for row in rows}
         self._followers.publish_all(self._beliefs.meanings(raw, newest=True))
         await self._recovery.restore_missing(client)
-        if self.away_since_s is not None:
-            log.warning("etcd is available again away_s=%.0f", time.monotonic() - self.away_since_s)
-            self.away_since_s = None
+        self.availability.note_answer()
         self._first.set()
         async with OwnedTasks(Exception, again_s=CANCEL_S) as tasks:
             started = (

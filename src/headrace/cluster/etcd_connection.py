@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from headrace.base.errors import ClusterDeniedError, ClusterUnavailableError
 from headrace.base.tasks import being_cancelled
+from headrace.cluster.availability import FULL, FULL_HINT, EtcdAvailability
 from headrace.cluster.etcd_client import EtcdConnector
-from headrace.cluster.full_database import FULL, HINT, FullDatabase
 
 CALL_S = 3.0
 CLOSE_S = 1.0
@@ -28,7 +28,7 @@ class EtcdConnection:
         self._endpoints = endpoints
         self._endpoint_index = 0
         self._client: Any = None
-        self.full_database = FullDatabase()
+        self.availability = EtcdAvailability()
 
     async def call(self, request: Callable[[Any], Awaitable[Answer]]) -> Answer:
         """Run a request; try a second endpoint when the first does not answer, and once more on a new connection when
@@ -51,8 +51,8 @@ class EtcdConnection:
             except Exception as error:  # noqa: BLE001 - any error of the library or grpc means that etcd is unavailable
                 problem = reason_of(error)
                 if FULL in problem:  # the connection is all right
-                    self.full_database.note_refusal(problem)
-                    raise self.unavailable(problem, HINT) from None
+                    self.availability.note_full(problem)
+                    raise self.unavailable(problem, FULL_HINT) from None
                 denied = self.denial_of(error)
                 if self._connector.is_stale(error) and not has_renewed:
                     attempts_left, has_renewed = max(attempts_left, 1), True
@@ -61,6 +61,12 @@ class EtcdConnection:
             if client is self._client:
                 await self.drop()
         raise self.unavailable(problem)
+
+    async def write(self, request: Callable[[Any], Awaitable[Answer]]) -> Answer:
+        """Run a request that may write, as `call` does."""
+        answer = await self.call(request)
+        self.availability.note_written()
+        return answer
 
     def client(self) -> Any:
         if self._client is None:

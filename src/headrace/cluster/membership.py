@@ -110,9 +110,9 @@ class Membership:
         await self._set_draining(draining=False)
 
     def status(self) -> dict[str, Any]:
-        away_since_s = self._records.away_since_s
+        away_since_s = self._records.availability.away_since_s
         away_s = 0.0 if away_since_s is None else monotonic_s() - away_since_s
-        trouble = self._eviction or self._records.trouble
+        trouble = self._eviction or self._records.availability.trouble()
         if not self._eviction and not self.joined.is_set():
             trouble = f"not in the cluster, the members of its last run are used: {trouble or 'it joins'}"
         return {

@@ -235,13 +235,14 @@ async def test_a_full_database_is_told_from_one_that_is_away(caplog: pytest.LogC
             assert "docs/failures/etcd.md" in caught.value.hint
             assert await records.get("a") == b"1"
             assert records._connection.client() is client
-            assert "full" in records.trouble and records.away_since_s is None
+            assert "full" in records.availability.trouble()
             await operator.revoke_lease(records._lease._lease)
-            await until(lambda: "unavailable" in records.trouble and "space exceeded" in records.trouble)
+            await until(lambda: "unavailable" in records.availability.trouble())
+            assert "space exceeded" in records.availability.trouble()
             await asyncio.sleep(1)  # it tries three times to write its records
             await operator.disarm_alarm()
             await operator.close()
-            await until(lambda: not records.trouble)
+            await until(lambda: not records.availability.trouble())
             assert await records.get("mine") == b"here"
             await records.put("a", b"3")
     for text in ("refuses to write", "writes records again", "is unavailable", "available again"):

@@ -12,6 +12,7 @@ import pytest
 
 from headrace.base.errors import ClusterUnavailableError
 from headrace.base.tasks import OwnedTasks
+from headrace.cluster.availability import EtcdAvailability
 from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.membership import Membership, _view_of
 from headrace.cluster.records import Followers
@@ -24,8 +25,7 @@ class FlakyRecords(EmbeddedRecords):
     """fails: calls of `put` fail, before or after the record is written."""
 
     fails = ""
-    away_since_s = None
-    trouble = ""
+    availability = EtcdAvailability()
 
     async def start(self) -> None:
         pass
