@@ -20,6 +20,11 @@ class EtcdAvailability:
         self.last_error = "it does not answer"
         self._full_since_s: float | None = None
 
+    @property
+    def away_s(self) -> float:
+        """Return for how long etcd has been unavailable; 0 if it is available."""
+        return 0.0 if self.away_since_s is None else time.monotonic() - self.away_since_s
+
     def note_failure(self, error: object) -> None:
         """Note that etcd does not answer, or refuses this node."""
         if self.away_since_s is None:
@@ -29,7 +34,7 @@ class EtcdAvailability:
     def note_answer(self) -> None:
         """Note that etcd answered, and has this node's records."""
         if self.away_since_s is not None:
-            log.warning("etcd is available again away_s=%.0f", time.monotonic() - self.away_since_s)
+            log.warning("etcd is available again away_s=%.0f", self.away_s)
             self.away_since_s = None
 
     def note_full(self, error: str) -> None:
@@ -46,13 +51,10 @@ class EtcdAvailability:
 
     def trouble(self) -> str:
         """Return what is wrong with etcd; "" if nothing is."""
-        now_s = time.monotonic()
         if self.away_since_s is not None:
-            away_s = now_s - self.away_since_s
-            return (
-                f"etcd has been unavailable for {away_s:.0f} s ({self.last_error}), its last records are used"
-            )
+            why = f"etcd has been unavailable for {self.away_s:.0f} s ({self.last_error})"
+            return f"{why}, its last records are used"
         if self._full_since_s is not None:
-            full_s = now_s - self._full_since_s
+            full_s = time.monotonic() - self._full_since_s
             return f"etcd's database has been full for {full_s:.0f} s, no record can be written"
         return ""

@@ -63,7 +63,7 @@ class EtcdConnection:
         raise self.unavailable(problem)
 
     async def write(self, request: Callable[[Any], Awaitable[Answer]]) -> Answer:
-        """Run a request that may write, as `call` does."""
+        """Run a request that a full database refuses, as `call` does."""
         answer = await self.call(request)
         self.availability.note_written()
         return answer

@@ -110,13 +110,12 @@ class Membership:
         await self._set_draining(draining=False)
 
     def status(self) -> dict[str, Any]:
-        away_since_s = self._records.availability.away_since_s
-        away_s = 0.0 if away_since_s is None else monotonic_s() - away_since_s
-        trouble = self._eviction or self._records.availability.trouble()
+        availability = self._records.availability
+        trouble = self._eviction or availability.trouble()
         if not self._eviction and not self.joined.is_set():
             trouble = f"not in the cluster, the members of its last run are used: {trouble or 'it joins'}"
         return {
-            "etcd_away_s": round(away_s, 1),
+            "etcd_away_s": round(availability.away_s, 1),
             "leases_lost": self._records.leases_lost,
             "draining": self._info.draining,
             "joined": self.joined.is_set(),

@@ -225,6 +225,7 @@ async def test_a_full_database_is_told_from_one_that_is_away(caplog: pytest.LogC
             records = await make()
             assert isinstance(records, EtcdRecords)
             await records.put("a", b"1")
+            await records.put("b", b"1")
             await records.put("mine", b"here", leased=True)
             host, _, port = own.address.rpartition(":")
             operator, client = aetcd.Client(host, int(port)), records._connection.client()
@@ -234,6 +235,7 @@ async def test_a_full_database_is_told_from_one_that_is_away(caplog: pytest.LogC
                     await records.put("a", b"2")
             assert "docs/failures/etcd.md" in caught.value.hint
             assert await records.get("a") == b"1"
+            await records.delete("b")  # a full database deletes
             assert records._connection.client() is client
             assert "full" in records.availability.trouble()
             await operator.revoke_lease(records._lease._lease)
