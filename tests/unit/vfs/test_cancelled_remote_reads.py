@@ -26,6 +26,7 @@ pytestmark = pytest.mark.timeout(120)
 LIMIT_S = 60.0
 LARGE_BYTES = 1000 * STEP_BYTES
 Start = Callable[[type[BaseHTTPRequestHandler]], RemoteVfs]
+ThreadNames = Callable[[], list[str]]
 
 
 @pytest.fixture
@@ -96,8 +97,13 @@ def node() -> Iterator[Node]:
     node.go_on.set()
 
 
-def threads_of_reads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("headrace")]
+@pytest.fixture
+def threads_of_reads() -> ThreadNames:
+    """Return what names the threads of reads that began since: those of earlier tests end when they are collected."""
+    earlier = {*threading.enumerate()}
+    return lambda: [
+        thread.name for thread in {*threading.enumerate()} - earlier if thread.name.startswith("headrace")
+    ]
 
 
 def interrupted(paths: list[str], is_due: Callable[[], bool]) -> Iterator[str]:
@@ -108,7 +114,9 @@ def interrupted(paths: list[str], is_due: Callable[[], bool]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_requests_that_a_node_does_not_answer_end(start: Start, node: Node, *, ordered: bool) -> None:
+def test_requests_that_a_node_does_not_answer_end(
+    start: Start, node: Node, threads_of_reads: ThreadNames, *, ordered: bool
+) -> None:
     """The end of a program waits for its threads, and the node for an origin."""
     vfs = start(node.handler())
     paths = [f"/slow/{number}" for number in range(100)]
@@ -120,7 +128,9 @@ def test_requests_that_a_node_does_not_answer_end(start: Start, node: Node, *, o
     assert not vfs.nodes.home.bad, "a request that was cut off says nothing about its node"
 
 
-def test_a_large_file_that_nobody_waits_for_is_read_no_further(start: Start, node: Node) -> None:
+def test_a_large_file_that_nobody_waits_for_is_read_no_further(
+    start: Start, node: Node, threads_of_reads: ThreadNames
+) -> None:
     vfs = start(node.handler())
     with cache_over(vfs) as cache, pytest.raises(KeyboardInterrupt):
         list(cache.read_many(interrupted(["/large"], lambda: node.ranges > 3)))
