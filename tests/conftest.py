@@ -10,6 +10,10 @@ import inspect
 import logging
 import os
 import signal
+import sys
+import threading
+import time
+import traceback
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -94,6 +98,9 @@ NO_WARNINGS_OF_SERVICES = (
 """The directories in which an unexpected warning in the log of a host's node, session or command fails a test, too."""
 
 
+IDLE_S = 0.2
+
+
 USUAL = "the FD store died, starting another"
 """What a session may log when its mount is ended: it sees its FD store go first."""
 
@@ -135,6 +142,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _no_mount_is_left(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> None:
     pytestconfig.stash[_GUARD].add_folder(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_thread_is_left_busy() -> Iterator[None]:
+    """A thread that no test ends, and that waits for nothing, takes half the time of all tests after its own."""
+    yield
+    began_s = time.process_time()
+    threading.Event().wait(IDLE_S)
+    busy_s = time.process_time() - began_s
+    stacks = [traceback.format_stack(frame)[-1] for frame in sys._current_frames().values()]
+    assert busy_s < IDLE_S / 2, f"busy for {busy_s:.2f} s after all tests; threads: {''.join(stacks)}"
 
 
 @pytest.fixture(scope="session", autouse=True)

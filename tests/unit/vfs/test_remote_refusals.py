@@ -65,8 +65,8 @@ class RefusingNode:
             self.puts += 1
             connection.sendall(self._answer)
             left = READ_BYTES
-            while left > 0:
-                left -= len(connection.recv(left))
+            while left > 0 and (piece := connection.recv(left)):
+                left -= len(piece)
 
     def close(self) -> None:
         self._listener.close()
