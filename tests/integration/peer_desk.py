@@ -294,6 +294,7 @@ def nothing_leaks() -> Iterator[None]:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(asyncio.sleep(0))  # the first loop of a process opens what is never closed
     gc.collect()  # what earlier tests left
+    gc.freeze()  # or each later collection would look at what all tests imported
     before = descriptors()
     yield
     for thread in threading.enumerate():

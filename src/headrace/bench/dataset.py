@@ -179,7 +179,8 @@ def _make_all(target: Where, wanted: DataSet, numbers: list[int], processes: int
             for task in as_completed(futures):
                 yield task.result()
         except BaseException:
-            pool.shutdown(cancel_futures=True)  # and wait: Python prints a trace if it exits while a pool is ending
+            # waits: Python prints a trace if it exits while a pool is ending
+            pool.shutdown(cancel_futures=True)
             raise
 
 

@@ -32,8 +32,8 @@ from headrace.fuse.servers import Role, Servers, has_ended, is_zombie
 
 BACKOFF_S_MAX = 5.0
 """Longest pause before a session is started again, in seconds."""
-POLL_S = 0.5
-"""Seconds between two checks whether the session's main thread has ended."""
+POLL_S = 2.0
+"""Seconds between two checks whether the session's main thread has ended, while another one can't end."""
 REAP_S = 0.5
 """Most seconds that the FD store waits for the end of a session that it killed."""
 STEADY_S = 10.0

@@ -88,9 +88,11 @@ class Expiry:
         self._wheel = TimerWheel(time.time())
         self._tasks = OwnedTasks()
         self._scan_from: FileId | None = FileId(0)
+        self._is_needed = asyncio.Event()
         policy.changed.add(lambda _: self._scan_again())
 
     def start(self) -> None:
+        self._is_needed.set()
         self._tasks.start(self._run())
 
     async def stop(self) -> None:
@@ -106,13 +108,17 @@ class Expiry:
     def _scan_again(self) -> None:
         """Look at all cached files, as their times to live may have changed."""
         self._scan_from = FileId(0)
+        self._is_needed.set()
 
     async def _run(self) -> None:
         while True:
+            await self._is_needed.wait()
             is_behind, pause_s = False, TICK_S
             try:
                 if self._lives.is_used or len(self._wheel):
                     is_behind = await self._turn()
+                else:
+                    self._is_needed.clear()
             except Exception as error:
                 trace = None if isinstance(error, HeadraceError) else error
                 log.warning("expired files can't be removed error=%s", error, exc_info=trace)

@@ -127,7 +127,7 @@ class LazySeals:
                 for record in await self._sealing.in_thread(self._missing.check):
                     await self._try_renew(record)
                 began_s = monotonic_s()
-                if began_s >= count_at_s:
+                if began_s >= count_at_s and self._missing.counts():
                     await self._sealing.in_thread(self._missing.count_again)
                     count_at_s = began_s + (monotonic_s() - began_s) / COUNT_SHARE
                     await self._renew_quiet()

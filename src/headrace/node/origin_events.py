@@ -175,6 +175,7 @@ class OriginEvents:
         self._me = "" if link is None else link.info.id
         self._sender = None if link is None else ReportSender(link, changed.reported.top_of)
         self._queues: dict[str, QueueSource] = {}
+        self._has_queues = asyncio.Event()
         self._receivers: dict[str, tuple[QueueSource, QueueReceiver]] = {}
         self._posts = self._posted = self._refused = 0
         self._posted_s: float | None = None
@@ -198,6 +199,7 @@ class OriginEvents:
         self._queues.pop(path, None)
         if options.get(OPTION_EVENTS):
             self._queues[path] = QueueSource(url, options)
+            self._has_queues.set()
 
     def remove(self, path: str) -> None:
         self._queues.pop(path, None)
@@ -268,12 +270,15 @@ class OriginEvents:
 
     async def _place_receivers(self) -> None:
         while True:
+            await self._has_queues.wait()
             try:
                 await self._place()
             except Exception:
                 log.exception(
                     "receivers of events were not placed, retrying"
                 )  # those of other mounts must be
+            if not self._queues and not self._receivers:
+                self._has_queues.clear()
             await asyncio.sleep(PLACE_S)
 
     async def _place(self) -> None:

@@ -6,10 +6,8 @@ Whatever may hang on a mount is done by other processes, with a limit: this one 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
-import random
 import select
 import signal
 import subprocess
@@ -33,6 +31,7 @@ from headrace.wire.messages import PlanList, Report, StatusAsk
 from headrace.wire.plan_answers import PlanRows
 from tests import fork_server, service_logs
 from tests.fork_server import ForkingPopen
+from tests.random_bytes import random_bytes
 
 MIB = 1 << 20
 LIMIT_S = 30.0
@@ -322,12 +321,6 @@ class Host:
                 except ProcessLookupError:
                     pass
             time.sleep(0.01)
-
-
-@functools.lru_cache(maxsize=16)
-def random_bytes(seed: str, size_bytes: int) -> bytes:
-    """Return the same bytes for a seed: most hosts begin with the same files."""
-    return random.Random(seed).randbytes(size_bytes)
 
 
 def send(pid: int, number: int) -> None:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.integration.node.node_process import SIZES, NodeProcess
+from tests.random_bytes import random_bytes
 
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[NodeProcess]:
     source = tmp_path / "source"
     (source / "folder").mkdir(parents=True)
-    chance = random.Random(7)
     for name, size in SIZES.items():
-        (source / name).write_bytes(chance.randbytes(size))
-        (source / "folder" / name).write_bytes(chance.randbytes(size))
+        (source / name).write_bytes(random_bytes(name, size))
+        (source / "folder" / name).write_bytes(random_bytes(f"folder/{name}", size))
     node = NodeProcess(tmp_path)
     yield node
     node.process.kill()

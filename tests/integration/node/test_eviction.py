@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import select
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from headrace.testing.waiting import wait_for
 from headrace.wire.messages import JobStart, JobState
 from tests.fork_server import ForkingPopen
 from tests.integration.node.node_process import NodeProcess
+from tests.random_bytes import random_bytes
 
 MIB = BLOCK_SIZE_BYTES
 CAPACITY = 64 * MIB
@@ -124,10 +124,9 @@ class Small(NodeProcess):
 def small(tmp_path: Path) -> Iterator[Small]:
     source = tmp_path / "source"
     source.mkdir()
-    chance = random.Random(5)
     names = {}
     for number, size in enumerate(SIZES):
-        data = chance.randbytes(size)
+        data = random_bytes(number, size)
         (source / f"f{number:03}").write_bytes(data)
         names[f"f{number:03}"] = (size, hashlib.md5(data).hexdigest())
     assert sum(SIZES) > 3 * CAPACITY

@@ -32,6 +32,7 @@ from headrace.origin.origin import ListPage
 from headrace.store.reader import CacheReader
 from headrace.store.store import Store
 from headrace.store.volume import Volume
+from tests.random_bytes import random_bytes
 
 MIB = BLOCK_SIZE_BYTES
 CAPACITY = 21 * MIB
@@ -104,7 +105,7 @@ class ReadsModel:
             self.put(name)
 
     def put(self, name: str) -> None:
-        body = self.chance.randbytes(self.chance.choice(SIZES))
+        body = random_bytes(self.chance.getrandbits(64), self.chance.choice(SIZES))
         self.now[name] = self.origin.hold(name, body)
         self.bodies[self.now[name].token] = body
 

@@ -15,6 +15,7 @@ from headrace.plan import file_numbers
 from headrace.plan.file_numbers import DIVISION_EXTENTS, EXTENTS_MAX, NO_FILE, FileNumbers
 from headrace.testing.waiting import until
 from headrace.wire.messages import PlanExtents, PlanSamples
+from tests.random_bytes import random_bytes
 from tests.unit.dataplane.read_fixture import MIB
 from tests.unit.prefetch.job_fixture import Job, PlannedNode
 
@@ -31,7 +32,7 @@ class LargeFiles(PlannedNode):
     def __init__(self, folder: Path, *, capacity_bytes: int = 64 * MIB) -> None:
         super().__init__(folder, SAMPLES, capacity_bytes=capacity_bytes)
         self.paths = [b"/d/large%d" % number for number in range(FILES)]
-        self.bodies = [random.Random(number).randbytes(FILE_BYTES) for number in range(FILES)]
+        self.bodies = [random_bytes(number, FILE_BYTES) for number in range(FILES)]
         for number, body in enumerate(self.bodies):
             self.reads.origin.hold(f"d/large{number}", body)
 
