@@ -124,10 +124,10 @@ class LazySeals:
         count_at_s = monotonic_s()
         while True:
             try:
-                for record in await self._sealing.in_thread(self._missing.check):
+                for record in await self._whole():
                     await self._try_renew(record)
                 began_s = monotonic_s()
-                if began_s >= count_at_s and self._missing.counts():
+                if began_s >= count_at_s and self._missing.may_lack():
                     await self._sealing.in_thread(self._missing.count_again)
                     count_at_s = began_s + (monotonic_s() - began_s) / COUNT_SHARE
                     await self._renew_quiet()
@@ -136,6 +136,10 @@ class LazySeals:
             except Exception:
                 log.exception("a lazy seal could not be renewed")  # the next round may succeed
             await asyncio.sleep(CHECK_INTERVAL_S)
+
+    async def _whole(self) -> list[SealRecord]:
+        """Return the lazy seals whose files have all arrived."""
+        return await self._sealing.in_thread(self._missing.check) if self._missing.may_lack() else []
 
     async def _renew_quiet(self) -> None:
         """Renew the seals whose missing files have stopped arriving: the files that arrived no longer need the

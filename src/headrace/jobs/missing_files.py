@@ -76,7 +76,7 @@ class _Missing:
 
 
 class MissingFiles:
-    """Counts the missing files of each lazy seal. Any thread may call any method; `look` and `count_again` block for
+    """Counts the missing files of each lazy seal. Any thread may call any method; `check` and `count_again` block for
     the disk."""
 
     def __init__(self, catalogue: Catalogue, store: Store) -> None:
@@ -84,6 +84,12 @@ class MissingFiles:
         self._store = store
         self._lock = threading.Lock()
         self._seals: dict[SealId, _Missing] = {}
+        self._is_unread = True
+        """Some lazy seal may not be in `_seals`."""
+
+    def may_lack(self) -> bool:
+        """Return whether a seal may lack files. A new lazy seal is counted by whoever makes it."""
+        return self._is_unread or bool(self._seals)
 
     def count(self, seal: SealId) -> int:
         """Return the number of missing files when they were counted last."""
@@ -102,6 +108,7 @@ class MissingFiles:
         """Read the list of a seal again at the next check: it was renewed, or a file that had arrived was lost."""
         with self._lock:
             self._seals.pop(seal, None)
+            self._is_unread = True
 
     def size_bytes(self) -> int:
         """Return the disk space in bytes that the missing files need."""
@@ -110,8 +117,10 @@ class MissingFiles:
     def check(self) -> list[SealRecord]:
         """Read the seals that are new or renewed. Return the lazy seals that no longer lack a file."""
         with self._lock:
-            records = list(self._lazy())
+            self._is_unread = True  # also after an error
+            records, are_all_read = self._lazy()
             self._seals = {record.seal: self._known(record) for record in records}
+            self._is_unread = not are_all_read
             return [record for record in records if self._is_whole(self._seals[record.seal])]
 
     def count_again(self) -> None:
@@ -119,14 +128,15 @@ class MissingFiles:
         with self._lock:
             self._seals = {seal: self._counted(missing) for seal, missing in self._seals.items()}
 
-    def _lazy(self) -> Iterator[SealRecord]:
+    def _lazy(self) -> tuple[list[SealRecord], bool]:
+        """Return the lazy seals, and whether the records of all seals could be read."""
+        records, are_all_read = [], True
         for seal in self._catalogue.seals():
             try:
-                record = self._catalogue.record(seal)
+                records.append(self._catalogue.record(seal))
             except (HeadraceError, OSError):
-                continue  # `status` names damaged ones
-            if record.is_lazy:
-                yield record
+                are_all_read = False  # `status` names damaged ones
+        return [record for record in records if record.is_lazy], are_all_read
 
     def _known(self, record: SealRecord) -> _Missing:
         before = self._seals.get(record.seal)

@@ -270,3 +270,29 @@ async def test_files_that_no_disk_has_room_for_are_named_in_the_status(
     missing.count_again()
     report = node.jobs.sealing.status()
     assert (report["seals"][0]["missing_files"], report["seals"][0]["missing_why"]) == (3, "")
+
+
+async def test_lazy_seals_are_looked_for_while_one_may_be_there(
+    node: SealingFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node without lazy seals reads no record each second. One whose record can't be read now is looked at later."""
+    missing = node.jobs.lazy_seals._missing
+    assert missing.may_lack() and missing.check() == [] and not missing.may_lack()
+    await make_lazy(node)
+    assert missing.may_lack()
+    with monkeypatch.context() as few:
+        few.setattr(
+            node.catalogue, "record", lambda _: (_ for _ in ()).throw(OSError(errno.EMFILE, "too many"))
+        )
+        assert missing.check() == [] and missing.may_lack()
+        few.setattr(node.catalogue, "seals", lambda: (_ for _ in ()).throw(OSError(errno.EIO, "failed")))
+        with pytest.raises(OSError, match="failed"):
+            missing.check()
+        assert missing.may_lack()
+    node.jobs.lazy_seals.start()
+    try:
+        await node.run("complete-seal")
+        await until(lambda: not missing.may_lack())
+    finally:
+        await node.jobs.lazy_seals.stop()
+    assert not node.catalogue.record(SEAL).is_lazy
