@@ -23,9 +23,8 @@ class LearnedMaps:
 
     def __init__(self, on_forgotten: Callable[[], None]) -> None:
         self._maps: dict[str, SampleMap | None] = {}
-        self._left_s: dict[
-            str, float
-        ] = {}  # keys without a stream, and when the last one ended: the first one first
+        self._kept_until_s: dict[str, float] = {}
+        """Keys without a stream, and when their maps are forgotten: the first one first."""
         self._on_forgotten = on_forgotten
         self._timer: asyncio.TimerHandle | None = None
 
@@ -43,14 +42,14 @@ class LearnedMaps:
         or if it has become unreliable."""
         kept = self._maps.get(key)
         is_fit = kept is not None and kept.samples == samples and kept.is_reliable
-        if key in self._left_s and not is_fit:
+        if key in self._kept_until_s and not is_fit:
             self._forget(key)
             return None
         return kept
 
     def begin(self, key: str, sample_map: SampleMap) -> None:
         """Note the map of a stream that begins."""
-        is_left = self._left_s.pop(key, None) is not None
+        is_left = self._kept_until_s.pop(key, None) is not None
         is_shared = not is_left and self._maps.get(key, sample_map) is not sample_map
         self._maps[key] = None if is_shared else sample_map
 
@@ -60,35 +59,33 @@ class LearnedMaps:
         if sample_map is None or not (is_learned and sample_map.has_files and sample_map.is_reliable):
             self._maps.pop(key, None)
             return
-        self._left_s[key] = monotonic_s()
-        if len(self._left_s) > KEPT_MAX:
-            self._forget(next(iter(self._left_s)))
+        self._kept_until_s[key] = monotonic_s() + KEPT_S
+        if len(self._kept_until_s) > KEPT_MAX:
+            self._forget(next(iter(self._kept_until_s)))
         self._wait()
 
     def kept(self) -> Iterator[SampleMap]:
         """Yield the maps without a stream."""
-        return (sample_map for key in self._left_s if (sample_map := self._maps[key]) is not None)
+        return (sample_map for key in self._kept_until_s if (sample_map := self._maps[key]) is not None)
 
     def forget_kept(self) -> None:
         """Forget the maps without a stream: their memory is needed."""
-        for key in list(self._left_s):
+        for key in list(self._kept_until_s):
             self._forget(key)
 
     def _forget(self, key: str) -> None:
-        del self._left_s[key], self._maps[key]
+        del self._kept_until_s[key], self._maps[key]
 
     def _wait(self) -> None:
-        if self._left_s and self._timer is None:
-            until_s = next(iter(self._left_s.values())) + KEPT_S
-            self._timer = asyncio.get_running_loop().call_later(
-                max(0.0, until_s - monotonic_s()), self._expire
-            )
+        if self._kept_until_s and self._timer is None:
+            wait_s = max(0.0, next(iter(self._kept_until_s.values())) - monotonic_s())
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._expire)
 
     def _expire(self) -> None:
         self._timer = None
-        before_s = monotonic_s() - KEPT_S
-        for key, left_s in list(self._left_s.items()):
-            if left_s <= before_s:
+        now_s = monotonic_s()
+        for key, until_s in list(self._kept_until_s.items()):
+            if until_s <= now_s:
                 self._forget(key)
         self._wait()
         self._on_forgotten()
