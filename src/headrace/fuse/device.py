@@ -8,7 +8,7 @@ import fcntl
 import os
 
 from headrace.base.errors import MountError
-from headrace.base.mount_api import opened_directory, opened_mountpoint
+from headrace.base.mount_api import detached_mount, opened_directory, opened_mountpoint
 from headrace.base.mount_table import mounted_at
 from headrace.fuse import abi
 
@@ -56,6 +56,15 @@ def mount(
     if not is_mounted:
         hint = MOUNTING_NEEDS if number == errno.EPERM else "is /dev/fuse the kernel's, its module loaded?"
         raise MountError(f"cannot mount at {mountpoint}", why=os.strerror(number), hint=hint)
+
+
+def mount_nowhere(fd: int, *, source: str) -> int:
+    """Make a read-only mount of the connection that has no place in the file system, and return a descriptor of its
+    root. It goes with the last descriptor, and so with a killed process. The caller must serve the connection before
+    any call on the descriptor. Raises OSError."""
+    options = {"fd": str(fd), "rootmode": "40000", "user_id": str(os.getuid()), "group_id": str(os.getgid())}
+    options |= {"max_read": str(abi.READ_BYTES_MAX), "source": source}
+    return detached_mount("fuse", [*options.items()])
 
 
 def unmount(mountpoint: str, *, detach: bool, abort: bool = False) -> int:

@@ -18,9 +18,8 @@ import threading
 from headrace.base.descriptor_limit import raise_descriptor_limit
 from headrace.base.errors import HeadraceError, MountError
 from headrace.base.logs import log_to_stderr
-from headrace.base.mount_api import detached_mount
 from headrace.client.node_client import PATIENCE_S, connect
-from headrace.fuse import abi, device, handover_state
+from headrace.fuse import device, handover_state
 from headrace.fuse.handover_state import HandoverState
 from headrace.fuse.lazy_files import LazyClient, LazyFiles
 from headrace.fuse.operations import Mode
@@ -34,10 +33,8 @@ def make_layer(client: LazyClient) -> tuple[Session, int]:
     """Return the session of a new layer, and a descriptor of the layer's root. The caller must serve the session before
     any call on that descriptor. Raises MountError."""
     fd = device.open_device()
-    options = {"fd": str(fd), "rootmode": "40000", "user_id": str(os.getuid()), "group_id": str(os.getgid())}
-    options |= {"max_read": str(abi.READ_BYTES_MAX), "source": "headrace-lazy"}
     try:
-        root = detached_mount("fuse", [*options.items()])
+        root = device.mount_nowhere(fd, source="headrace-lazy")
     except OSError as error:
         raise MountError("cannot make the layer of a lazy seal", why=str(error)) from error
     # overlayfs takes no layer with passthrough, and without OPEN a small file needs one request less

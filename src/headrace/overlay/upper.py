@@ -126,12 +126,17 @@ class Upper:
         return as_given(status, upper_path)
 
     def names(self, directory: bytes) -> dict[bytes, bool]:
-        """Return the names of a directory in this layer, and whether each one is visible."""
-        try:
-            with self.at(directory).entries() as entries:
-                return {entry.name: not _hides(entry) for entry in entries}
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
+        """Return the names of a directory in this layer, and whether each one is visible. A name that disappears
+        meanwhile is left out."""
+        names: dict[bytes, bool] = {}
+        with (
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+            self.at(directory).entries() as entries,
+        ):
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    names[entry.name] = not _hides(entry)
+        return names
 
     def walk(
         self, top: bytes = b"/", unread: dict[bytes, OSError] | None = None

@@ -169,6 +169,17 @@ def test_the_probe_is_quick() -> None:
     assert done.stdout == "True self-test passed True\n"
 
 
+def test_a_probe_that_is_killed_leaves_no_mount_and_no_file(tmp_path: Path) -> None:
+    """The kill hits between the mount and the test."""
+    code = "import os; from headrace.fuse import probe"
+    code += "; probe._probe_in = lambda *_: os.kill(os.getpid(), 9); probe.probe()"
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False, env=environment)
+    assert done.returncode == -signal.SIGKILL
+    assert "headrace-probe" not in Path("/proc/self/mountinfo").read_text()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_session_that_can_not_end_is_replaced(mounter: Mounter) -> None:
     """Its main thread is dead and another is not, which may wait in the kernel for an answer that nobody else gives:
     so it was when a session was killed while it told the kernel of a name in a folder that was being changed."""

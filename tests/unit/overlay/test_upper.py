@@ -3,6 +3,7 @@ devices, marks are trusted attributes."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -67,6 +68,27 @@ def test_whiteouts_and_removed_folders_hide(upper: Upper) -> None:
     assert upper.lookup(b"/d") is HIDDEN
     assert upper.base_of(b"/f") == ONE
     assert upper.names(b"/") == {b"f": False, b"d": False}
+
+
+def test_a_whiteout_that_disappears_during_a_listing_takes_no_other_name_with_it(
+    upper: Upper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node clears whiteouts at any time, and a listing holds no lock."""
+    for number in range(20):
+        put(upper, b"/file-%d" % number)
+        put(upper, b"/removed-%d" % number)
+        hide(upper, b"/removed-%d" % number, ONE)
+
+    def is_whiteout_now(status: os.stat_result) -> bool:
+        for number in range(10, 20):
+            with contextlib.suppress(FileNotFoundError):
+                upper.at(b"/removed-%d" % number).unlink()
+        return is_whiteout(status)
+
+    monkeypatch.setattr("headrace.overlay.upper.is_whiteout", is_whiteout_now)
+    names = upper.names(b"/")
+    assert {name for name, is_visible in names.items() if is_visible} == {b"file-%d" % n for n in range(20)}
+    assert {b"removed-%d" % n for n in range(10)} <= names.keys()
 
 
 def test_a_rename_leaves_a_whiteout_that_knows_its_base(upper: Upper) -> None:
