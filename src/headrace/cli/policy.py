@@ -336,7 +336,11 @@ def check(file: File, json: options.Json = False) -> None:
     if json:
         print_json(counts)
     else:
-        say(", ".join(f"{count} {name}" for name, count in counts.items()))
+        say(
+            ", ".join(
+                f"{count} {name.removesuffix('s') if count == 1 else name}" for name, count in counts.items()
+            )
+        )
 
 
 def _ask(request: Message, socket: str | None, cache: str | None) -> PolicyShown:

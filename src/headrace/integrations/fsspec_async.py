@@ -1,6 +1,6 @@
 """Add fsspec's coroutines (`_cat_file`, `_info`, …) to `headrace://`, for a program with an event loop.
 
-Each coroutine runs the blocking call of the same name in one of the file system's threads, so the loop never waits. A
+Each coroutine runs the blocking call of the same name in one of the process's threads, so the loop never waits. A
 call on many files is one such call, with threads of its own. A cancelled call still ends in its thread, and its result
 is discarded.
 """
@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
+from headrace.base.fork_safe_pool import ForkSafePool
 from headrace.base.missing_extras import needs_extra
 
 with needs_extra(__name__):
@@ -39,7 +39,8 @@ class Coroutines(AsyncFileSystem):  # type: ignore[misc]
 
     mirror_sync_methods = False
     """The blocking calls stay as they are and need no loop."""
-    _threads: tuple[int, ThreadPoolExecutor] | None = None
+    _threads = ForkSafePool(THREADS, "headrace-fsspec")
+    """All file systems of a process share them."""
 
     _info = _in_thread("info")
     _ls = _in_thread("ls")
@@ -89,10 +90,8 @@ class Coroutines(AsyncFileSystem):  # type: ignore[misc]
         return AsyncStream(await self._do(self.open, path, mode, **options), self._do)
 
     async def _do(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        if self._threads is None or self._threads[0] != os.getpid():
-            self._threads = os.getpid(), ThreadPoolExecutor(THREADS, thread_name_prefix="headrace-fsspec")
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads[1], lambda: call(*arguments, **options))
+        return await loop.run_in_executor(self._threads.executor(), lambda: call(*arguments, **options))
 
 
 class AsyncStream:

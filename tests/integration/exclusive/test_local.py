@@ -123,7 +123,9 @@ def test_a_mount_that_was_lost_comes_back(host: Host) -> None:
     refused = "try: open('scratch/f', 'r+')\nexcept OSError as error: print(error.errno)"
     assert writer.run(refused) in ("30\n", "")
     wait_until(lambda: len(_rows(host)) == 1)
-    assert "it is mounted again" in up.said
+    wait_until(
+        lambda: "it is mounted again" in up.said, hint=lambda: up.said
+    )  # it is mounted first, then told
     assert writer.run("print(open('scratch/f').read())") == "kept\n"
 
 
