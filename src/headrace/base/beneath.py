@@ -18,11 +18,12 @@ import errno
 import functools
 import os
 import stat
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from headrace.base.libc import c_library, c_struct, last_errno
+from headrace.base.libc import address_of, c_library, c_struct, last_errno
 
 NOREPLACE, EXCHANGE, WHITEOUT = 1, 2, 4
 LINKS_MAX = 40
@@ -36,6 +37,7 @@ _NOSUID, _NODEV, _NOSYMFOLLOW = 0x02, 0x04, 0x200000
 _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x02, 0x04, 0x08
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _NAME = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_AT_EMPTY_PATH, _HANDLE_BYTES, _HANDLE_HEAD_BYTES = 0x1000, 136, 8
 _opening = threading.Lock()
 Result = TypeVar("Result")
 
@@ -478,6 +480,18 @@ class Pin:
 
     def fstat(self) -> os.stat_result:
         return os.fstat(self.fd)
+
+    def handle(self) -> bytes:
+        """Return what identifies the file (name_to_handle_at(2)): a later file of its inode number has another handle.
+        b"" if the file system has none."""
+        library, buffer, mount = c_library(), bytearray(_HANDLE_BYTES), bytearray(4)
+        if not hasattr(library, "name_to_handle_at"):
+            return b""
+        buffer[:4] = (_HANDLE_BYTES - _HANDLE_HEAD_BYTES).to_bytes(4, sys.byteorder)
+        places = address_of(memoryview(buffer)), address_of(memoryview(mount))
+        if library.name_to_handle_at(self.fd, b"", *places, _AT_EMPTY_PATH) != 0:
+            return b""
+        return bytes(buffer[: _HANDLE_HEAD_BYTES + int.from_bytes(buffer[:4], sys.byteorder)])
 
     def __enter__(self) -> Pin:
         return self

@@ -20,6 +20,9 @@ def c_library() -> Any:
     library.sync_file_range.argtypes = [number, size, size, ctypes.c_uint]
     library.mount.argtypes = [text, text, text, ctypes.c_ulong, text]
     library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, number]
+    if hasattr(library, "name_to_handle_at"):
+        pointer = ctypes.c_void_p
+        library.name_to_handle_at.argtypes = [number, text, pointer, pointer, number]
     if hasattr(library, "statx"):
         library.statx.argtypes = [number, text, number, ctypes.c_uint, ctypes.c_void_p]
     if hasattr(library, "renameat2"):

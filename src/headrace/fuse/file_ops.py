@@ -67,7 +67,7 @@ class WritableOperations(NamespaceOperations):
                 _drop_set_ids(fd)
             file_stat = as_given(os.fstat(fd), fd)
             file_node = UPPER | file_stat.st_ino
-            generation = self._nodes.remember(file_node, node, name, new=new)
+            generation = self._nodes.remember(file_node, node, name, file=fd, new=new)
             if not self._tree.other_nodes.is_published(path):
                 self._awaited_paths.append(path)
             opened = self._opened_upper(file_node, fd, flags, new=new)
@@ -79,20 +79,15 @@ class WritableOperations(NamespaceOperations):
         flags, open_flags = abi.OPEN_IN.unpack_from(request, 40)
         if node & UPPER:
             drop = bool(open_flags & abi.OPEN_KILL_SUIDGID)
-            work = partial(self._open_upper, unique, node, flags, drop_set_ids=drop)
+            open_upper = partial(self._open_upper, unique, node, flags, drop_set_ids=drop)
+            work = partial(self._or_copied, open_upper)
             return self._shortened.before_open(node, work) if flags & os.O_TRUNC else work()
         if not flags & _WRITES:
             return super().open(unique, node, request)
         path = self._path_to_change(node)
         if not self._tree.modes.takes_changes(path):
             return errno.EROFS
-        truncate = bool(flags & os.O_TRUNC)
-
-        def copy(cancel: Cancel) -> Answer:
-            self._copy_up(path, cancel, content=not truncate)
-            return errno.ESTALE
-
-        return copy
+        return partial(self._copied, path, content=not flags & os.O_TRUNC)
 
     def _open_upper(self, unique: int, node: int, flags: int, *, drop_set_ids: bool) -> Answer | Deferred:
         with self._tree.lock:
@@ -106,16 +101,21 @@ class WritableOperations(NamespaceOperations):
                         _drop_set_ids(file.fd)
                     fh, open_flags, backing_id = self._opened_upper(node, file.fd, flags)
                     return abi.OPEN_REPLY.pack(32, 0, unique, fh, open_flags, backing_id)
-            fd = self._tree.open(self._path(node), flags)
+            path = (
+                self._path_to_change(node, content=not flags & os.O_TRUNC)
+                if flags & _WRITES
+                else self._path(node)
+            )
+            fd = self._tree.open(path, flags)
             if UPPER | os.fstat(fd).st_ino != node:
                 os.close(fd)
                 return errno.ESTALE
+            self._nodes.opened(node, fd)
             if drop_set_ids:
                 _drop_set_ids(fd)
             fh, open_flags, backing_id = self._opened_upper(node, fd, flags, new=bool(flags & os.O_TRUNC))
             answer = abi.OPEN_REPLY.pack(32, 0, unique, fh, open_flags, backing_id)
-            path = self._nodes.path(node)
-            if not flags & _WRITES or path is None or self._tree.other_nodes.is_published(path):
+            if not flags & _WRITES or self._tree.other_nodes.is_published(path):
                 return answer
 
         def publish(cancel: Cancel) -> Answer:

@@ -39,7 +39,7 @@ from headrace.fuse.operations import (
     Method,
     Mode,
     Operations,
-    PendingRead,
+    with_errno,
 )
 from headrace.fuse.removed_files import RemovedFiles
 from headrace.fuse.shortened_files import ShortenedFiles
@@ -118,7 +118,7 @@ class NamespaceOperations(Operations):
         methods = super().table()
         for op in (abi.Opcode.TMPFILE, abi.Opcode.COPY_FILE_RANGE):
             methods[op] = lambda unique, node, request: errno.ENOSYS
-        return {op: _with_errno(method) for op, method in methods.items()}
+        return {op: with_errno(method) for op, method in methods.items()}
 
     # ------------------------------------------------------------ names
 
@@ -176,7 +176,7 @@ class NamespaceOperations(Operations):
         self, unique: int, parent: int, name: bytes, path: bytes, upper: os.stat_result, *, new: bool = False
     ) -> bytes:
         node = self._nodes.node_of(path, upper)
-        generation = self._nodes.remember(node, parent, name, new=new)
+        generation = self._nodes.remember(node, parent, name, file=path, new=new)
         return self._encode.stat_entry_reply(unique, node, upper, generation)
 
     def _path(self, node: int) -> bytes:
@@ -186,16 +186,31 @@ class NamespaceOperations(Operations):
             raise OSError(errno.ESTALE, "the node has no name")
         return path
 
-    def _path_to_change(self, node: int) -> bytes:
+    def _path_to_change(self, node: int, *, content: bool = True) -> bytes:
         """Return the path of a node that is to be changed. Raises ESTALE if it no longer has a name. Raises ESTALE,
         too, for a file that only the origin had at the kernel's lookup, if the upper layer has or hides its name by
-        now. The kernel then looks the name up again."""
-        if node & UPPER or not node >> NODE_SHIFT:
+        now. The kernel then looks the name up again, but only once in a call.
+
+        So it must find the copy then of a file that was demoted since its lookup: that raises NeedsContentError.
+        content: whether the call needs the bytes."""
+        if node & UPPER:
+            path = self._nodes.newest_path(node)
+            if path is not None and self._was_demoted(path):
+                raise NeedsContentError(path, content=content)
+            return self._path(node)
+        if not node >> NODE_SHIFT:
             return self._path(node)
         path = self._path(node & FILE_ID_MAX)
         if self._tree.view.lookup_upper(path) is not None:
             raise OSError(errno.ESTALE, "the name is another file now")
         return path
+
+    def _was_demoted(self, path: bytes) -> bool:
+        """Return whether a path of the upper layer is a file of the origin alone now."""
+        if self._upper.at(path).exists():
+            return False
+        entry = self._tree.view.lookup_lower(path)
+        return entry is not None and entry.kind is Kind.FILE
 
     def _lower_directory(self, node: int, path: bytes) -> FileId | Miss | None:
         """Return the index's id of a directory, None if the origin lacks it, or MISS if only the node can decide."""
@@ -335,7 +350,7 @@ class NamespaceOperations(Operations):
         node = self._nodes.node_of(path, upper)
         if not plus:
             return codec.stat_dirent(name, self._encode.number_of(node), upper, offset)
-        generation = self._nodes.remember(node, parent, name)
+        generation = self._nodes.remember(node, parent, name, file=path)
         return self._encode.stat_direntplus(name, node, upper, generation, offset)
 
     def _parent_node(self, node: int) -> int:
@@ -631,6 +646,18 @@ class NamespaceOperations(Operations):
         self._tree.copies.copy_up(path, cancel, content=content)
         self.invalidate_name(path)
 
+    def _or_copied(self, work: Callable[[], Answer | Deferred]) -> Answer | Deferred:
+        """Do the work, or make the copy that it needs."""
+        try:
+            return work()
+        except NeedsContentError as error:
+            return partial(self._copied, error.path, content=error.content)
+
+    def _copied(self, path: bytes, cancel: Cancel, *, content: bool) -> Answer:
+        """Copy a file up, and answer ESTALE, so that the kernel looks the name up again and finds the copy."""
+        self._copy_up(path, cancel, content=content)
+        return errno.ESTALE
+
     def invalidate_name(self, path: bytes) -> None:
         """Invalidate a name that is another inode than the kernel may have cached."""
         directory, _, name = path.rpartition(b"/")
@@ -650,39 +677,6 @@ class NamespaceOperations(Operations):
         return [
             p for p, s in uppers.items() if not (isinstance(s, os.stat_result) and stat.S_ISDIR(s.st_mode))
         ]
-
-
-def _with_errno(method: Method) -> Method:
-    """Return the method with OSErrors of the upper layer as its answer, as a local file system would give it."""
-
-    def run(unique: int, node: int, request: bytearray) -> Answer | Deferred | DiskTask | PendingRead:
-        try:
-            answer = method(unique, node, request)
-        except HeadraceError:
-            raise  # some are OSErrors without a number
-        except OSError as error:
-            return error.errno or errno.EIO
-        if callable(answer):
-            deferred = answer
-            return lambda cancel: _answer_or_errno(lambda: deferred(cancel))
-        if isinstance(answer, DiskTask):
-            work = answer.work
-            return DiskTask(lambda: _answer_or_errno(work))
-        return answer
-
-    return run
-
-
-def _answer_or_errno(work: Callable[[], Answer | Deferred]) -> Answer | Deferred:
-    try:
-        answer = work()
-    except HeadraceError:
-        raise
-    except OSError as error:
-        return error.errno or errno.EIO
-    if callable(answer):
-        return lambda cancel: _answer_or_errno(lambda: answer(cancel))
-    return answer
 
 
 def owner_of(request: bytearray) -> Owner:

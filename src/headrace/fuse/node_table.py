@@ -12,6 +12,7 @@ import stat
 import threading
 from collections.abc import Callable
 
+from headrace.base.beneath import Pin
 from headrace.base.model import FILE_ID_MAX, ROOT_ID, FileId
 from headrace.base.namespace_path import join
 from headrace.fuse.generations import Generations
@@ -29,7 +30,7 @@ DEPTH_MAX = 4096
 class NodeRecord:
     """Holds what replies to the kernel had of one node: its names, and the number of its lookups."""
 
-    __slots__ = ("counted", "lookups", "names", "removed", "removed_fd")
+    __slots__ = ("counted", "handle", "lookups", "names", "removed", "removed_fd")
 
     def __init__(self, *, counted: bool) -> None:
         self.lookups = 0
@@ -39,6 +40,18 @@ class NodeRecord:
         """The attributes of a directory that was removed, and that some process may have open."""
         self.removed_fd = -1  # keeps the inode number from being used again
         self.names: list[tuple[int, bytes]] = []  # (parent node, name), the newest last
+        self.handle = b""
+        """Identifies the file of the upper layer (`Pin.handle`). The node, or another process of the host, may remove
+        it unseen, and its inode number may then be that of a new file."""
+
+    def sent(self, place: tuple[int, bytes], handle: bytes) -> None:
+        """Count a lookup that is sent with this name. handle: b"" if it was not read."""
+        self.handle = handle or self.handle
+        self.lookups += 1
+        if not self.names or self.names[-1] != place:
+            if place in self.names:
+                self.names.remove(place)
+            self.names.append(place)
 
 
 class NodeTable:
@@ -64,36 +77,66 @@ class NodeTable:
             return id
         node = UPPER | (file_stat.st_ino & _INODE_MAX)
         if node not in self._records and stat.S_ISREG(file_stat.st_mode):
-            number = self._lower_id(path)
-            if number:
-                self.numbers[node] = number
-            else:
-                self.numbers.pop(node, None)
+            self._set_number(node, path)
         return node
 
-    def remember(self, node: int, parent: int, name: bytes, *, new: bool = False) -> int:
-        """Count a lookup that is about to be sent to the kernel, and return the generation to send. With `new` the
-        file was created just now: an older node of the same inode number, not yet forgotten, is another file."""
+    def _set_number(self, node: int, path: bytes) -> None:
+        number = self._lower_id(path)
+        if number:
+            self.numbers[node] = number
+        else:
+            self.numbers.pop(node, None)
+
+    def remember(
+        self, node: int, parent: int, name: bytes, *, file: bytes | int | None = None, new: bool = False
+    ) -> int:
+        """Count a lookup that is about to be sent to the kernel, and return the generation to send. file: the path or a
+        descriptor of a node of the upper layer. With `new` the file was created just now: an older node of the same
+        inode number, not yet forgotten, is another file."""
+        place = (parent, name)
         with self._lock:
             record = self._records.get(node)
-            if new:
-                self.numbers.pop(node, None)
-                if record is not None or self._generations.of(node):
-                    self._generations.renew(node)
+            is_known = record is not None and not new and record.names[-1:] == [place]
+            handle = b"" if file is None or is_known or not node & UPPER else self._handle(file)
+            is_later = record is not None and b"" not in (handle, record.handle) and handle != record.handle
+            if new or is_later:
+                self._begin_later(node, record, file)
             self._generations.sent(node)
             if record is None:
                 counted = not self._generations.inherits or (new and not self._generations.of(node))
                 record = self._records[node] = NodeRecord(counted=counted)
-            elif new:
-                record.names.clear()
-                record.removed = None
-            record.lookups += 1
-            place = (parent, name)
-            if not record.names or record.names[-1] != place:
-                if place in record.names:
-                    record.names.remove(place)
-                record.names.append(place)
+            record.sent(place, handle)
             return self._generations.of(node)
+
+    def _begin_later(self, node: int, record: NodeRecord | None, file: bytes | int | None) -> None:
+        """Give a node another generation, as it is a later file of the same inode number. file: its path, if it may be
+        a copy."""
+        self.numbers.pop(node, None)
+        if isinstance(file, bytes):
+            self._set_number(node, file)
+        if record is not None or self._generations.of(node):
+            self._generations.renew(node)
+        if record is not None:
+            record.names.clear()
+            record.removed = None
+
+    def opened(self, node: int, fd: int) -> None:
+        """Record which file a node is that is open now. It may be a later one of the same name and inode number."""
+        handle = self._handle(fd)
+        with self._lock:
+            record = self._records.get(node)
+            if record is not None:
+                record.handle = handle
+
+    def _handle(self, file: bytes | int) -> bytes:
+        """Return what identifies a file; b"" if that is not known."""
+        if isinstance(file, int):
+            return Pin(file).handle()
+        try:
+            with self._upper.at(file).pinned() as pin:
+                return pin.handle()
+        except OSError:
+            return b""  # removed just now
 
     def forget(self, node: int, lookups: int) -> None:
         with self._lock:
@@ -153,7 +196,7 @@ class NodeTable:
             return b"/"
         if self._generations.is_removed(node):
             return None  # another file may have its inode number
-        path = self._newest_path(node)
+        path = self.newest_path(node)
         if path is not None and self._is(path, node):
             return path
         return self._path_by_names(node)
@@ -168,7 +211,7 @@ class NodeTable:
             node = pending[-1]
             if node not in entered:
                 entered.add(node)
-                path = b"/" if node == ROOT_ID else self._newest_path(node)
+                path = b"/" if node == ROOT_ID else self.newest_path(node)
                 if path is not None and self._is(path, node):
                     paths[node] = path
                 elif parents := [parent for parent, _ in self._places(node) or () if parent not in entered]:
@@ -190,7 +233,7 @@ class NodeTable:
         places = self._places(node)
         for parent, name in reversed(places or ()):
             directory = paths.get(parent)
-            if directory is not None and self._is(path := join(directory, name), node):
+            if directory is not None and self._is_same(path := join(directory, name), node):
                 return path
         if places is not None and not places:
             return None  # removed
@@ -201,7 +244,7 @@ class NodeTable:
             self._searched_paths[node] = searched
         return searched
 
-    def _newest_path(self, node: int) -> bytes | None:
+    def newest_path(self, node: int) -> bytes | None:
         """Return the path by the newest names that were sent or searched for. It may have changed since."""
         parts: list[bytes] = []
         for _ in range(DEPTH_MAX):
@@ -240,9 +283,16 @@ class NodeTable:
         except OSError:
             return False
 
+    def _is_same(self, path: bytes, node: int) -> bool:
+        """Return whether a path that was not the newest one of a node leads to its file, and to no later one of its
+        inode number."""
+        record = self._records.get(node)
+        known = b"" if record is None else record.handle
+        return self._is(path, node) and (not known or self._handle(path) in (b"", known))
+
     def _search(self, node: int) -> bytes | None:
         """Search the whole upper layer, after a takeover, or for a file whose name another session changed."""
         for path, attributes in self._upper.walk():
-            if attributes.st_ino & _INODE_MAX == node & _INODE_MAX:
+            if attributes.st_ino & _INODE_MAX == node & _INODE_MAX and self._is_same(path, node):
                 return path
         return None

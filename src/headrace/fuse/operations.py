@@ -381,6 +381,39 @@ class Operations:
         return xattr_reply(unique, b"\0".join(_XATTRS) + b"\0", size)
 
 
+def with_errno(method: Method) -> Method:
+    """Return the method with OSErrors of the upper layer as its answer, as a local file system would give it."""
+
+    def run(unique: int, node: int, request: bytearray) -> Answer | Deferred | DiskTask | PendingRead:
+        try:
+            answer = method(unique, node, request)
+        except HeadraceError:
+            raise  # some are OSErrors without a number
+        except OSError as error:
+            return error.errno or errno.EIO
+        if callable(answer):
+            deferred = answer
+            return lambda cancel: _answer_or_errno(lambda: deferred(cancel))
+        if isinstance(answer, DiskTask):
+            work = answer.work
+            return DiskTask(lambda: _answer_or_errno(work))
+        return answer
+
+    return run
+
+
+def _answer_or_errno(work: Callable[[], Answer | Deferred]) -> Answer | Deferred:
+    try:
+        answer = work()
+    except HeadraceError:
+        raise
+    except OSError as error:
+        return error.errno or errno.EIO
+    if callable(answer):
+        return lambda cancel: _answer_or_errno(lambda: answer(cancel))
+    return answer
+
+
 def xattr_reply(unique: int, value: bytes, size: int) -> Answer:
     if size == 0:
         return abi.XATTR_SIZE_REPLY.pack(abi.XATTR_SIZE_REPLY.size, 0, unique, len(value), 0)

@@ -17,6 +17,7 @@ import stat
 from collections.abc import Callable, Iterable
 
 from headrace.base.beneath import SafePath
+from headrace.base.clock import wall_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, NoSpaceError, PathNotFoundError
 from headrace.base.model import Entry, FileId, block_count
@@ -27,6 +28,7 @@ from headrace.origin.retry import PATIENCE_S
 from headrace.overlay.hiding import is_removal_pending
 from headrace.overlay.kept_times import keeping_times
 from headrace.overlay.mark_names import HIDDEN_FROM_USERS, MARKS
+from headrace.overlay.marks import base_version
 from headrace.overlay.upper import Upper
 from headrace.store.checksum import block_checksums
 from headrace.store.store import Store
@@ -41,6 +43,9 @@ CACHE_MODE = 0o600
 DEMOTE_NOW_BYTES_MAX = 1 << 30
 """Largest file that `demote` moves. All of it is read before its first byte can be served: half a second or more per
 GiB."""
+COPY_KEPT_NS = 2_000_000_000
+"""Time for which an unchanged copy of the origin's file stays, in nanoseconds. A program asked for it: the kernel is
+about to look it up again, only once, and then to open it."""
 HEAD_LIMIT_S = 10.0
 """Time limit of the request about a damaged file, in seconds."""
 Take = Callable[[SafePath], bool]
@@ -243,8 +248,8 @@ def remove_clean_file(
     empty_too: bool = False,
     keep_users: bool = False,
 ) -> int:
-    """Remove a clean file from the layer. Return the bytes that this frees; 0 if the file is in use, was written, or
-    has other names.
+    """Remove a clean file from the layer. Return the bytes that this frees; 0 if the file is in use, was written or
+    copied up just now, or has other names.
 
     is_shown: whether the index has the row's version at the path, so that the name stays visible. take: moves the file
     away; None deletes it. empty_too: count an empty file as 1 byte. keep_users: keep a file with a user's extended
@@ -260,7 +265,12 @@ def remove_clean_file(
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or not row.describes(status):
                 return 0
-            if _in_use(fd) or not is_shown(row.path) or (keep_users and _has_attributes(fd)):
+            if (
+                _in_use(fd)
+                or _is_new_copy(fd, row)
+                or not is_shown(row.path)
+                or (keep_users and _has_attributes(fd))
+            ):
                 return 0
             # a removed directory came back with it, and the node has not handled that yet
             if is_removal_pending(upper, row.path):
@@ -290,6 +300,12 @@ def _has_attributes(fd: int) -> bool:
     return any(
         name.startswith("user.") and not name.startswith(HIDDEN_FROM_USERS) for name in os.listxattr(fd)
     )
+
+
+def _is_new_copy(fd: int, row: JournalRecord) -> bool:
+    """Return whether a file was copied up just now, and not changed since. Raises OSError if that can't be read."""
+    age_ns = int(wall_s() * 1e9) - os.fstat(fd).st_ctime_ns
+    return 0 <= age_ns < COPY_KEPT_NS and base_version(fd, row.path) == row.version
 
 
 def _in_use(fd: int) -> bool:

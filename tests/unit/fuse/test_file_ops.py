@@ -129,6 +129,46 @@ def test_no_bytes_are_copied_for_a_file_that_is_truncated(writable: MemoryMount)
     assert writable.kernel.lookup(b"big").attr.size == 0
 
 
+@pytest.mark.parametrize("flags", [os.O_WRONLY | os.O_APPEND, os.O_RDWR, os.O_WRONLY | os.O_TRUNC])
+def test_an_open_of_a_file_that_was_demoted_meanwhile_makes_the_copy_that_the_kernel_finds(
+    writable: MemoryMount, origin: dict[str, bytes], flags: int
+) -> None:
+    """The kernel looks a name up again once. It used to meet the file of the origin then, whose open for writing is
+    ESTALE, too; so a program saw that."""
+    node = _demoted(writable)
+    assert writable.kernel.errno(Opcode.OPEN, node, layout.OpenIn(flags)) == errno.ESTALE
+    again = writable.kernel.lookup(b"big")
+    assert again.nodeid & UPPER
+    writable.kernel.open(again.nodeid, flags)
+    expected = b"" if flags & os.O_TRUNC else origin["big"]
+    assert upper_file(writable, "big").read_bytes() == expected
+
+
+def test_a_change_of_attributes_of_a_demoted_file_makes_the_copy_too(writable: MemoryMount) -> None:
+    node = _demoted(writable)
+    body = layout.SetattrIn(valid=abi.FATTR_MODE, mode=0o640)
+    assert writable.kernel.errno(Opcode.SETATTR, node, body) == errno.ESTALE
+    again = writable.kernel.lookup(b"big")
+    assert again.nodeid & UPPER
+    writable.kernel.call(Opcode.SETATTR, again.nodeid, body)
+    assert stat.S_IMODE(upper_file(writable, "big").stat().st_mode) == 0o640
+
+
+def test_an_open_of_a_demoted_file_for_reading_makes_no_copy(writable: MemoryMount) -> None:
+    node = _demoted(writable)
+    assert writable.kernel.errno(Opcode.OPEN, node, layout.OpenIn(os.O_RDONLY)) == errno.ESTALE
+    assert not upper_file(writable, "big").exists()
+
+
+def _demoted(mount: MemoryMount) -> int:
+    """Return the node of a copy that the kernel knows, and that the node of Headrace removed then."""
+    lower = mount.kernel.lookup(b"big")
+    assert mount.kernel.errno(Opcode.OPEN, lower.nodeid, layout.OpenIn(os.O_RDWR)) == errno.ESTALE
+    node: int = mount.kernel.lookup(b"big").nodeid
+    upper_file(mount, "big").unlink()
+    return node
+
+
 def test_a_file_of_the_origin_is_read_as_on_a_read_only_mount(
     writable: MemoryMount, origin: dict[str, bytes]
 ) -> None:

@@ -42,7 +42,7 @@ def make(upper: Upper, path: bytes, *, directory: bool = False) -> os.stat_resul
 
 def learn(table: NodeTable, upper: Upper, path: bytes, parent: int = ROOT_ID) -> int:
     node = table.node_of(path, upper.at(path).lstat())
-    table.remember(node, parent, path.rpartition(b"/")[2])
+    table.remember(node, parent, path.rpartition(b"/")[2], file=path)
     return node
 
 
@@ -238,3 +238,56 @@ def test_a_file_that_has_another_name_is_not_removed(table: NodeTable, upper: Up
     table.removed(node, (ROOT_ID, b"first"), upper.at(b"/first").lstat())
     assert table.remember(node, ROOT_ID, b"second") == 0
     assert table.path(node) == b"/second"
+
+
+def remade(upper: Upper, removed: bytes, path: bytes) -> None:
+    """Remove a file, and create another one that gets its inode number."""
+    number = upper.at(removed).lstat().st_ino
+    upper.at(removed).unlink()
+    kept = []
+    for serial in range(1000):
+        name = b"/try-%d" % serial
+        if make(upper, name).st_ino == number:
+            upper.at(name).rename(upper.at(path))
+            break
+        kept.append(name)
+    for name in kept:
+        upper.at(name).unlink()
+    if upper.at(path).seen() is None:
+        pytest.skip("the file system doesn't use an inode number again")
+
+
+def test_a_node_whose_file_others_removed_is_no_later_file_of_its_inode(
+    table: NodeTable, upper: Upper
+) -> None:
+    """The node demotes files, and gateways replace them: the session learns of it later."""
+    make(upper, b"/first")
+    node = learn(table, upper, b"/first")
+    remade(upper, b"/first", b"/second")
+    assert table.path(node) is None
+
+
+def test_a_later_file_of_an_inode_has_another_generation(table: NodeTable, upper: Upper) -> None:
+    make(upper, b"/first")
+    status = upper.at(b"/first").lstat()
+    node = table.node_of(b"/first", status)
+    before = table.remember(node, ROOT_ID, b"first", file=b"/first")
+    assert table.remember(node, ROOT_ID, b"first", file=b"/first") == before
+    upper.at(b"/first").rename(upper.at(b"/moved"))
+    assert table.remember(node, ROOT_ID, b"moved", file=b"/moved") == before
+    remade(upper, b"/moved", b"/second")
+    assert table.remember(node, ROOT_ID, b"second", file=b"/second") == before + 1
+    assert table.path(node) == b"/second"
+
+
+def test_an_open_file_is_the_later_one_of_its_name_and_inode(table: NodeTable, upper: Upper) -> None:
+    """Without that, a rename by another session would take the open file for one that was removed."""
+    make(upper, b"/file")
+    node = learn(table, upper, b"/file")
+    remade(upper, b"/file", b"/file")
+    fd = upper.at(b"/file").open(os.O_RDONLY)
+    table.opened(node, fd)
+    os.close(fd)
+    upper.at(b"/file").rename(upper.at(b"/moved"))
+    assert table.path(node) == b"/moved"
+    assert table.remember(node, ROOT_ID, b"moved", file=b"/moved") == 0

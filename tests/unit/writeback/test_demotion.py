@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId
+from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, Version
 from headrace.base.tasks import OwnedTasks
 from headrace.overlay.dirty_throttle import DirtyThrottle
 from headrace.overlay.hiding import is_removal_pending
+from headrace.overlay.marks import set_base
 from headrace.overlay.upper import HIDDEN, Upper
 from headrace.writeback import demotion
 from headrace.writeback.demotion import Demoter, choose
@@ -25,6 +26,7 @@ from headrace.writeback.upper_quota import UpperQuota
 from tests.unit.writeback.layer_fixture import CrashError, LayerFixture, crash_at
 
 PATH = b"/d/f"
+TWO = Version(3, 4, "two")
 SIZES = [0, 5, BLOCK_SIZE_BYTES, 2 * BLOCK_SIZE_BYTES + 5]
 
 
@@ -119,6 +121,24 @@ async def test_a_file_that_is_open_stays(layer: LayerFixture, flags: int) -> Non
     assert layer.content(PATH) == b"ours" and layer.store.index.cached(entry.id) is None
     os.close(fd)
     assert await demoter.demote(PATH, entry)
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+async def test_an_unchanged_copy_of_the_origins_file_stays_for_a_moment(
+    layer: LayerFixture, monkeypatch: pytest.MonkeyPatch, is_changed: bool
+) -> None:
+    """A program is about to open it, and its kernel looks the name up only once more."""
+    entry = await persisted(layer, b"ours")
+    row, _ = row_of(layer)
+    set_base(layer.upper.at(PATH), PATH, TWO if is_changed else row.version)
+    changed_ns = layer.upper.at(PATH).lstat().st_ctime_ns
+    layer.journal.note(JournalRecord(PATH, row.inode, changed_ns, row.size_bytes, row.version))
+    monkeypatch.setattr(demotion, "wall_s", lambda: changed_ns / 1e9 + 1.9)
+    assert await demoter_of(layer).demote(PATH, entry) is is_changed
+    assert (layer.upper.at(PATH).seen() is None) is is_changed
+    monkeypatch.setattr(demotion, "wall_s", lambda: changed_ns / 1e9 + 2.1)
+    assert await demoter_of(layer).demote(PATH, entry) or is_changed
+    assert_cached(layer, entry, b"ours")
 
 
 async def test_a_dirty_file_stays(layer: LayerFixture) -> None:
