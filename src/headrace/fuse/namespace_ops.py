@@ -31,7 +31,7 @@ from headrace.fuse.errno_map import errno_of
 from headrace.fuse.handles import HandleCache
 from headrace.fuse.io_modes import NODE_SHIFT, UPPER, InodeIoModes
 from headrace.fuse.mountpoints import MountpointNames
-from headrace.fuse.node_table import NodeTable
+from headrace.fuse.node_table import NodeTable, ReplacedError
 from headrace.fuse.operations import (
     Answer,
     Deferred,
@@ -41,6 +41,7 @@ from headrace.fuse.operations import (
     Operations,
     with_errno,
 )
+from headrace.fuse.owners import owner_of, single_owner_of
 from headrace.fuse.removed_files import RemovedFiles
 from headrace.fuse.shortened_files import ShortenedFiles
 from headrace.fuse.upper_files import UpperFiles
@@ -50,7 +51,7 @@ from headrace.overlay.given_mode import as_given
 from headrace.overlay.lease_check import LeaseRequiredError
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.merged_listing import merge_listing
-from headrace.overlay.merged_tree import MergedTree, Owner
+from headrace.overlay.merged_tree import MergedTree
 from headrace.overlay.upper import Hidden
 from headrace.wire.messages import Written
 
@@ -132,16 +133,16 @@ class NamespaceOperations(Operations):
         if isinstance(upper, Hidden):
             return self._encode.negative_reply(unique, codec.UPPER_TTL_S)
         if upper is not None:
-            return self._upper_entry_reply(unique, node, name, path, upper)
+            return self._upper_found(unique, node, name, path, upper)
         parent = self._lower_directory(node, directory)
         if isinstance(parent, Miss):
-            return lambda cancel: self._lookup_blocking(unique, node, name, cancel)
+            return partial(self._lookup_blocking, unique, node, name)
         lower = None if parent is None else self._client.lookup_fast(parent, name)
         if isinstance(lower, Miss):
-            return lambda cancel: self._lookup_blocking(unique, node, name, cancel)
+            return partial(self._lookup_blocking, unique, node, name)
         return self._lower_entry_reply(unique, (node, name), parent, path, lower)
 
-    def _lookup_blocking(self, unique: int, node: int, name: bytes, cancel: Cancel) -> Answer:
+    def _lookup_blocking(self, unique: int, node: int, name: bytes, cancel: Cancel) -> Answer | Deferred:
         directory = self._path(node)
         path = join(directory, name)
         parent = self._lower_directory_blocking(node, directory, cancel)
@@ -150,8 +151,16 @@ class NamespaceOperations(Operations):
         if isinstance(upper, Hidden):
             return self._encode.negative_reply(unique, codec.UPPER_TTL_S)
         if upper is not None:
-            return self._upper_entry_reply(unique, node, name, path, upper)
+            return self._upper_found(unique, node, name, path, upper)
         return self._lower_entry_reply(unique, (node, name), parent, path, lower)
+
+    def _upper_found(
+        self, unique: int, node: int, name: bytes, path: bytes, upper: os.stat_result
+    ) -> Answer | Deferred:
+        try:
+            return self._upper_entry_reply(unique, node, name, path, upper)
+        except ReplacedError:
+            return partial(self._lookup_blocking, unique, node, name)
 
     def _lower_entry_reply(
         self, unique: int, place: tuple[int, bytes], parent: FileId | None, path: bytes, entry: Entry | None
@@ -337,9 +346,8 @@ class NamespaceOperations(Operations):
         if isinstance(upper, Hidden):
             return None
         if upper is None:
-            lower = lower or self._tree.view.lookup_lower(
-                path
-            )  # the upper layer may have given it up just now
+            # the upper layer may have given it up just now
+            lower = lower or self._tree.view.lookup_lower(path)
             if lower is None:
                 return None  # removed since the names were read
             if plus:
@@ -350,7 +358,10 @@ class NamespaceOperations(Operations):
         node = self._nodes.node_of(path, upper)
         if not plus:
             return codec.stat_dirent(name, self._encode.number_of(node), upper, offset)
-        generation = self._nodes.remember(node, parent, name, file=path)
+        try:
+            generation = self._nodes.remember(node, parent, name, file=path)
+        except ReplacedError:
+            return self._row(parent, path, name, lower, offset, plus=True)
         return self._encode.stat_direntplus(name, node, upper, generation, offset)
 
     def _parent_node(self, node: int) -> int:
@@ -677,17 +688,3 @@ class NamespaceOperations(Operations):
         return [
             p for p, s in uppers.items() if not (isinstance(s, os.stat_result) and stat.S_ISDIR(s.st_mode))
         ]
-
-
-def owner_of(request: bytearray) -> Owner:
-    uid, gid = abi.IN_HEADER.unpack_from(request)[4:6]
-    return Owner(uid, gid)
-
-
-def single_owner_of(request: bytearray) -> Owner:
-    """Return the owner of a new file in a layer whose files all belong to this process's user. Raises EPERM for a
-    request of another user, whose file would have the wrong owner. Root may create files: they are squashed."""
-    uid = abi.IN_HEADER.unpack_from(request)[4]
-    if uid not in (0, os.geteuid()):
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-    return Owner(os.geteuid(), os.getegid())

@@ -27,6 +27,10 @@ DEPTH_MAX = 4096
 """Most names of a path. Names that were stored at different times may form a cycle."""
 
 
+class ReplacedError(Exception):
+    """Report that a name leads to another file than its status said: the caller reads the status again."""
+
+
 class NodeRecord:
     """Holds what replies to the kernel had of one node: its names, and the number of its lookups."""
 
@@ -92,12 +96,11 @@ class NodeTable:
     ) -> int:
         """Count a lookup that is about to be sent to the kernel, and return the generation to send. file: the path or a
         descriptor of a node of the upper layer. With `new` the file was created just now: an older node of the same
-        inode number, not yet forgotten, is another file."""
+        inode number, not yet forgotten, is another file. Raises ReplacedError."""
         place = (parent, name)
         with self._lock:
             record = self._records.get(node)
-            is_known = record is not None and not new and record.names[-1:] == [place]
-            handle = b"" if file is None or is_known or not node & UPPER else self._handle(file)
+            handle = b"" if file is None else self._handle_to_send(node, record, place, file, new=new)
             is_later = record is not None and b"" not in (handle, record.handle) and handle != record.handle
             if new or is_later:
                 self._begin_later(node, record, file)
@@ -107,6 +110,17 @@ class NodeTable:
                 record = self._records[node] = NodeRecord(counted=counted)
             record.sent(place, handle)
             return self._generations.of(node)
+
+    def _handle_to_send(
+        self, node: int, record: NodeRecord | None, place: tuple[int, bytes], file: bytes | int, *, new: bool
+    ) -> bytes:
+        """Return what identifies a file; b"" if that is not needed. Raises ReplacedError."""
+        is_known = record is not None and not new and record.names[-1:] == [place]
+        handle = b"" if is_known or not node & UPPER else self._handle(file, node)
+        if handle is None and not new:
+            self.numbers.pop(node, None)  # perhaps it was read of the other file
+            raise ReplacedError
+        return handle or b""
 
     def _begin_later(self, node: int, record: NodeRecord | None, file: bytes | int | None) -> None:
         """Give a node another generation, as it is a later file of the same inode number. file: its path, if it may be
@@ -122,21 +136,22 @@ class NodeTable:
 
     def opened(self, node: int, fd: int) -> None:
         """Record which file a node is that is open now. It may be a later one of the same name and inode number."""
-        handle = self._handle(fd)
+        handle = Pin(fd).handle()
         with self._lock:
             record = self._records.get(node)
             if record is not None:
                 record.handle = handle
 
-    def _handle(self, file: bytes | int) -> bytes:
-        """Return what identifies a file; b"" if that is not known."""
+    def _handle(self, file: bytes | int, node: int) -> bytes | None:
+        """Return what identifies a node's file; None if another file has the path, or none. As long as the pin is held,
+        no other file gets the inode number."""
         if isinstance(file, int):
             return Pin(file).handle()
         try:
             with self._upper.at(file).pinned() as pin:
-                return pin.handle()
+                return pin.handle() if (pin.fstat().st_ino ^ node) & _INODE_MAX == 0 else None
         except OSError:
-            return b""  # removed just now
+            return None
 
     def forget(self, node: int, lookups: int) -> None:
         with self._lock:
@@ -288,7 +303,7 @@ class NodeTable:
         inode number."""
         record = self._records.get(node)
         known = b"" if record is None else record.handle
-        return self._is(path, node) and (not known or self._handle(path) in (b"", known))
+        return self._is(path, node) and (not known or self._handle(path, node) in (b"", known))
 
     def _search(self, node: int) -> bytes | None:
         """Search the whole upper layer, after a takeover, or for a file whose name another session changed."""

@@ -16,7 +16,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable
 
-from headrace.base.beneath import SafePath
+from headrace.base.beneath import Pin, SafePath
 from headrace.base.clock import wall_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, NoSpaceError, PathNotFoundError
@@ -143,7 +143,9 @@ class Demoter:
             return False
         if info.version != row.version:
             return False
-        freed = remove_clean_file(self._upper, row, self._is_shown(row), empty_too=True, keep_users=True)
+        freed = remove_clean_file(
+            self._upper, row, self._is_shown(row), retire=self._layer.retired.keep, keep_users=True
+        )
         self._record_demoted(row.path, freed)
         return freed > 0
 
@@ -168,7 +170,10 @@ class Demoter:
         def remove(take: Take | None = None) -> int:
             def work() -> int:
                 return remove_clean_file(
-                    self._upper, row, self._is_shown(row), take=take, empty_too=True, keep_users=True
+                    *(self._upper, row, self._is_shown(row)),
+                    retire=self._layer.retired.keep,
+                    take=take,
+                    keep_users=True,
                 )
 
             return work() if store is None else store.reserve.spend(work)
@@ -244,48 +249,62 @@ def remove_clean_file(
     row: JournalRecord,
     is_shown: Callable[[bytes], bool],
     *,
+    retire: Callable[[int], None] = os.close,
     take: Take | None = None,
-    empty_too: bool = False,
     keep_users: bool = False,
 ) -> int:
-    """Remove a clean file from the layer. Return the bytes that this frees; 0 if the file is in use, was written or
-    copied up just now, or has other names.
+    """Remove a clean file from the layer. Return the bytes that this frees, at least 1; 0 if the file is in use, was
+    written or copied up just now, or has other names.
 
-    is_shown: whether the index has the row's version at the path, so that the name stays visible. take: moves the file
-    away; None deletes it. empty_too: count an empty file as 1 byte. keep_users: keep a file with a user's extended
-    attributes.
+    is_shown: whether the index has the row's version at the path, so that the name stays visible. retire: gets a
+    descriptor of the removed file, and closes it. take: moves the file away; None deletes it. keep_users: keep a file
+    with a user's extended attributes.
     """
-    safe_path = upper.at(row.path)
+    safe_path, freed = upper.at(row.path), 0
     with upper.lock:
         try:
             fd = safe_path.open(os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
             return 0
         try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or not row.describes(status):
-                return 0
-            if (
-                _in_use(fd)
-                or _is_new_copy(fd, row)
-                or not is_shown(row.path)
-                or (keep_users and _has_attributes(fd))
-            ):
-                return 0
-            # a removed directory came back with it, and the node has not handled that yet
-            if is_removal_pending(upper, row.path):
-                return 0
-            upper.mark_demoted(split(row.path)[0])
-            with keeping_times(safe_path.parent):  # for programs the name stays where it was
-                if take is None:
-                    safe_path.unlink()
-                elif take(safe_path):
-                    _apply_cache_attributes(fd)
-                else:
-                    return 0
-            return max(status.st_blocks * 512, int(empty_too))
+            if _may_leave(upper, fd, row, is_shown, keep_users=keep_users):
+                freed = _remove_opened(upper, safe_path, fd, take)
         finally:
-            os.close(fd)
+            if freed:
+                retire(fd)
+            else:
+                os.close(fd)
+    return freed
+
+
+def _may_leave(
+    upper: Upper, fd: int, row: JournalRecord, is_shown: Callable[[bytes], bool], *, keep_users: bool
+) -> bool:
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or not row.describes(status):
+        return False
+    if _in_use(fd) or _is_new_copy(fd, row.path, status) or not is_shown(row.path):
+        return False
+    if keep_users and _has_attributes(fd):
+        return False
+    # otherwise a removed directory came back with it, and the node has not handled that yet
+    return not is_removal_pending(upper, row.path)
+
+
+def _remove_opened(upper: Upper, safe_path: SafePath, fd: int, take: Take | None) -> int:
+    """Remove a file that may leave. Return the bytes that this frees, at least 1; 0 if `take` refuses."""
+    freed = max(os.fstat(fd).st_blocks * 512, 1)
+    upper.mark_demoted(split(safe_path.path)[0])
+    with keeping_times(safe_path.parent):  # for programs the name stays where it was
+        if take is None:
+            safe_path.unlink()
+            if os.fstat(fd).st_nlink == 0:  # else another user exchanged the name just now
+                os.truncate(Pin(fd).proc_path, 0)  # nobody has it open, and its inode is kept
+        elif take(safe_path):
+            _apply_cache_attributes(fd)
+        else:
+            return 0
+    return freed
 
 
 def _apply_cache_attributes(fd: int) -> None:
@@ -302,10 +321,12 @@ def _has_attributes(fd: int) -> bool:
     )
 
 
-def _is_new_copy(fd: int, row: JournalRecord) -> bool:
-    """Return whether a file was copied up just now, and not changed since. Raises OSError if that can't be read."""
-    age_ns = int(wall_s() * 1e9) - os.fstat(fd).st_ctime_ns
-    return 0 <= age_ns < COPY_KEPT_NS and base_version(fd, row.path) == row.version
+def _is_new_copy(fd: int, path: bytes, status: os.stat_result) -> bool:
+    """Return whether a file was copied up just now, and has the time of its base still. It may have been uploaded as it
+    is. Raises OSError if that can't be read."""
+    age_ns = int(wall_s() * 1e9) - status.st_ctime_ns
+    base = base_version(fd, path) if 0 <= age_ns < COPY_KEPT_NS else None
+    return base is not None and status.st_mtime_ns == base.mtime_ns
 
 
 def _in_use(fd: int) -> bool:

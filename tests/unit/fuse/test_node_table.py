@@ -11,7 +11,7 @@ import pytest
 from headrace.base.model import ROOT_ID, FileId
 from headrace.fuse.generations import BYTES, Generations
 from headrace.fuse.io_modes import UPPER
-from headrace.fuse.node_table import NodeTable
+from headrace.fuse.node_table import NodeTable, ReplacedError
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.upper import Upper
 
@@ -278,6 +278,21 @@ def test_a_later_file_of_an_inode_has_another_generation(table: NodeTable, upper
     remade(upper, b"/moved", b"/second")
     assert table.remember(node, ROOT_ID, b"second", file=b"/second") == before + 1
     assert table.path(node) == b"/second"
+
+
+def test_a_file_that_is_replaced_after_its_status_was_read_is_looked_up_again(
+    table: NodeTable, upper: Upper
+) -> None:
+    """A lookup reads the status first. Its name must not lead to the file that has the number meanwhile."""
+    make(upper, b"/first")
+    status = upper.at(b"/first").lstat()
+    remade(upper, b"/first", b"/second")
+    with pytest.raises(ReplacedError):
+        table.remember(table.node_of(b"/first", status), ROOT_ID, b"first", file=b"/first")
+    other = make(upper, b"/first")
+    with pytest.raises(ReplacedError):
+        table.remember(table.node_of(b"/first", status), ROOT_ID, b"first", file=b"/first")
+    assert table.remember(table.node_of(b"/first", other), ROOT_ID, b"first", file=b"/first") == 0
 
 
 def test_an_open_file_is_the_later_one_of_its_name_and_inode(table: NodeTable, upper: Upper) -> None:

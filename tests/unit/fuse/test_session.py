@@ -112,6 +112,7 @@ class Served:
 
     def close(self) -> None:
         if self._thread.ident is not None:
+            self.session._notifier.flush()  # its thread would write to a descriptor that is closed, or another one
             self.device.unmount()
             self._thread.join(30)
             assert not self._thread.is_alive()

@@ -26,7 +26,6 @@ from headrace.writeback.upper_quota import UpperQuota
 from tests.unit.writeback.layer_fixture import CrashError, LayerFixture, crash_at
 
 PATH = b"/d/f"
-TWO = Version(3, 4, "two")
 SIZES = [0, 5, BLOCK_SIZE_BYTES, 2 * BLOCK_SIZE_BYTES + 5]
 
 
@@ -130,7 +129,12 @@ async def test_an_unchanged_copy_of_the_origins_file_stays_for_a_moment(
     """A program is about to open it, and its kernel looks the name up only once more."""
     entry = await persisted(layer, b"ours")
     row, _ = row_of(layer)
-    set_base(layer.upper.at(PATH), PATH, TWO if is_changed else row.version)
+    mtime_ns = layer.upper.at(PATH).lstat().st_mtime_ns
+    set_base(
+        layer.upper.at(PATH),
+        PATH,
+        Version(4, mtime_ns - is_changed, "uploaded as it is, it has another token"),
+    )
     changed_ns = layer.upper.at(PATH).lstat().st_ctime_ns
     layer.journal.note(JournalRecord(PATH, row.inode, changed_ns, row.size_bytes, row.version))
     monkeypatch.setattr(demotion, "wall_s", lambda: changed_ns / 1e9 + 1.9)
