@@ -108,6 +108,7 @@ class Sealing:
                 await self._freeze(path, draft, progress)
                 needed = await self.in_thread(self.keep_cached, draft, kept, progress)
                 await self.in_thread(self.check_room, needed, os.fsdecode(path))
+                await self.in_thread(begin_to_leave, self._store, draft)
                 if not lazy:
                     await self.load_missing(draft, progress)
                 if not progress.failed_files:
@@ -247,7 +248,6 @@ class Sealing:
                     progress.files_done += 1
                     progress.bytes_done += entry.version.size_bytes
                 else:
-                    self._store.sealed.leave_memory(entry.id)
                     needed += allocated_bytes(entry.version.size_bytes)
                     write_row(out, encoder.encode((path, entry)))
         return needed
@@ -443,6 +443,13 @@ def _why_missing(spilled: int) -> str:
 
 def write_row(out: BinaryIO, row: bytes) -> None:
     out.write(len(row).to_bytes(_LENGTH_BYTES, "little") + row)
+
+
+def begin_to_leave(store: Store, draft: Draft) -> None:
+    """Let the mover of tiers have all files that must leave memory. Call it when there is room for them: a refused seal
+    moves nothing."""
+    for _, entry in rows_of(draft, "missing"):
+        store.sealed.leave_memory(entry.id)
 
 
 def rows_of(draft: Draft, name: str) -> Iterator[tuple[bytes, Entry]]:

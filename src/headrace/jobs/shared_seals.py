@@ -34,7 +34,7 @@ from headrace.base.single_flight import SingleFlight
 from headrace.jobs.missing_files import is_sealed_version, sealed_version
 from headrace.jobs.origin_seals import OriginSeals
 from headrace.jobs.progress import JobProgress
-from headrace.jobs.seal import Sealing, rows_of, write_row
+from headrace.jobs.seal import Sealing, begin_to_leave, rows_of, write_row
 from headrace.namespace.mounts import Mount
 from headrace.namespace.namespace import Namespace
 from headrace.seal.catalogue import Catalogue, Draft, SealId, SealRecord, unpack_list
@@ -187,6 +187,7 @@ class SharedSeals:
                 await self._resolve_files(draft, shared, top, progress)
                 needed = await self._sealing.in_thread(self._sealing.keep_cached, draft, kept, progress)
                 await self._sealing.in_thread(self._sealing.check_room, needed, os.fsdecode(top))
+                await self._sealing.in_thread(begin_to_leave, self._store, draft)
                 if not progress.failed_files:
                     await self._sealing.load_missing(draft, progress)
                 if not progress.failed_files:

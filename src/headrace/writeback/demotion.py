@@ -10,6 +10,7 @@ store are lost, as docs/semantics/names.md says. A file with a user's extended a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
@@ -299,7 +300,8 @@ def _remove_opened(upper: Upper, safe_path: SafePath, fd: int, take: Take | None
         if take is None:
             safe_path.unlink()
             if os.fstat(fd).st_nlink == 0:  # else another user exchanged the name just now
-                os.truncate(Pin(fd).proc_path, 0)  # nobody has it open, and its inode is kept
+                with contextlib.suppress(OSError):  # its bytes go when it is closed, too
+                    os.truncate(Pin(fd).proc_path, 0)
         elif take(safe_path):
             _apply_cache_attributes(fd)
         else:

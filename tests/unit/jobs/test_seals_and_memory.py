@@ -18,6 +18,7 @@ from headrace.jobs.jobs import Jobs
 from headrace.jobs.seal import Sealing
 from headrace.policy.current import CurrentPolicy
 from headrace.seal.catalogue import SealId
+from headrace.testing.waiting import wait_for
 from headrace.wire.messages import JobState
 from tests.unit.dataplane.read_fixture import MIB
 from tests.unit.jobs.sealing_fixture import NAMES, SealingFixture
@@ -74,6 +75,8 @@ async def test_a_seal_larger_than_the_disks_is_refused_before_anything_moves(nod
     await node.run("sync", "/")
     await node.run("load", "/")
     node.mover.start()
+    # its first walk would move what a seal keeps, also before it is refused
+    await asyncio.to_thread(wait_for, lambda: not node.mover.is_walking)
     with pytest.raises(NoSpaceError, match="there is room for 25"):
         await node.run("seal")
     assert await node.tiers() == {"memory"}
