@@ -200,8 +200,8 @@ class NamespaceOperations(Operations):
         too, for a file that only the origin had at the kernel's lookup, if the upper layer has or hides its name by
         now. The kernel then looks the name up again, but only once in a call.
 
-        So it must find the copy then of a file that was demoted since its lookup: that raises NeedsContentError.
-        content: whether the call needs the bytes."""
+        Raises NeedsContentError for a file that was demoted since the lookup: the kernel must find a copy the next
+        time. content: whether the call needs the bytes."""
         if node & UPPER:
             path = self._nodes.newest_path(node)
             if path is not None and self._was_demoted(path):

@@ -76,6 +76,7 @@ print(process.exitcode, load())
 FETCHER = """
 iterator = iter(DataLoader(Files(), 4))
 next(iterator)
+wait_for("go 0")  # one that ends at once may tell the node nothing
 print(type(iterator._dataset_fetcher.dataset).__name__)
 """
 CHANGING = """
