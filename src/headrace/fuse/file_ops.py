@@ -80,14 +80,14 @@ class WritableOperations(NamespaceOperations):
         if node & UPPER:
             drop = bool(open_flags & abi.OPEN_KILL_SUIDGID)
             open_upper = partial(self._open_upper, unique, node, flags, drop_set_ids=drop)
-            work = partial(self._or_copied, open_upper)
+            work = partial(self._do_or_copy, open_upper)
             return self._shortened.before_open(node, work) if flags & os.O_TRUNC else work()
         if not flags & _WRITES:
             return super().open(unique, node, request)
         path = self._path_to_change(node)
         if not self._tree.modes.takes_changes(path):
             return errno.EROFS
-        return partial(self._copied, path, content=not flags & os.O_TRUNC)
+        return partial(self._copy_then_stale, path, content=not flags & os.O_TRUNC)
 
     def _open_upper(self, unique: int, node: int, flags: int, *, drop_set_ids: bool) -> Answer | Deferred:
         with self._tree.lock:

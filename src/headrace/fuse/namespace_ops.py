@@ -657,14 +657,14 @@ class NamespaceOperations(Operations):
         self._tree.copies.copy_up(path, cancel, content=content)
         self.invalidate_name(path)
 
-    def _or_copied(self, work: Callable[[], Answer | Deferred]) -> Answer | Deferred:
+    def _do_or_copy(self, work: Callable[[], Answer | Deferred]) -> Answer | Deferred:
         """Do the work, or make the copy that it needs."""
         try:
             return work()
         except NeedsContentError as error:
-            return partial(self._copied, error.path, content=error.content)
+            return partial(self._copy_then_stale, error.path, content=error.content)
 
-    def _copied(self, path: bytes, cancel: Cancel, *, content: bool) -> Answer:
+    def _copy_then_stale(self, path: bytes, cancel: Cancel, *, content: bool) -> Answer:
         """Copy a file up, and answer ESTALE, so that the kernel looks the name up again and finds the copy."""
         self._copy_up(path, cancel, content=content)
         return errno.ESTALE

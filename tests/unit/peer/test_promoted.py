@@ -15,11 +15,11 @@ from headrace.testing.virtual_loop import pass_time
 
 class Request:
     """A request whose background run ends when `answer` is set; the one of a reader is answered with "sent again".
-    was_background: whether each run was one in the background. is_cancelled: the one in the background was given up."""
+    background_flags: of each run, True for one in the background. is_cancelled: the background run was cancelled."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.was_background: list[bool] = []
+        self.background_flags: list[bool] = []
         self.is_cancelled = False
         self.promotion = Promotion()
 
@@ -30,7 +30,7 @@ class Request:
         return asyncio.ensure_future(work)
 
     async def _send(self, *, background: bool) -> str:
-        self.was_background.append(background)
+        self.background_flags.append(background)
         if not background:
             return "sent again"
         try:
@@ -53,7 +53,7 @@ async def test_an_answer_is_returned_and_an_error_raised() -> None:
             with pytest.raises(PeerError):
                 await running
         request.promotion.promote()  # nobody hears it any more
-        assert request.was_background == [True] and not request.is_cancelled
+        assert request.background_flags == [True] and not request.is_cancelled
 
 
 async def test_a_request_for_which_a_reader_waits_is_not_sent_in_the_background() -> None:
@@ -61,7 +61,7 @@ async def test_a_request_for_which_a_reader_waits_is_not_sent_in_the_background(
     request.promotion.promote()
     assert await request.run() == "sent again"
     assert await request_by_urgency(request._send, None, Deadline.after(10)) == "sent again"
-    assert request.was_background == [False, False]
+    assert request.background_flags == [False, False]
 
 
 async def test_a_promoted_request_is_given_up_at_once() -> None:
