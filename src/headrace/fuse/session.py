@@ -192,7 +192,9 @@ class Session:
         fd, read, write = self._fd, os.readv, os.write
         unpack, table = abi.HOT_HEADER.unpack_from, self._table
         length = abi.REQUEST_BYTES_MAX if self._tree is None else abi.WRITABLE_REQUEST_BYTES_MAX
-        request = bytearray(length)  # reused: methods keep no part of it beyond their call
+        # Each page is written once, because a process that is killed while the kernel copies a request to a page that
+        # it must allocate fails that request with EIO. It is reused: methods keep no part of it beyond their call.
+        request = bytearray(b"\0") * length
         buffers = [request]
         unknown, pending, poller = _unknown, self._pending_reads, select.poll()
         poller.register(fd, select.POLLIN)

@@ -36,7 +36,8 @@ def remove_new_cache(folder: str) -> None:
     lock = take_lock(f"{folder}/lock", f"cache volume {folder}")
     try:
         has_files = any(files for _, _, files in os.walk(f"{folder}/files"))
-        if not has_files and _OF_A_START.issuperset(os.listdir(folder)):
+        names = {name.removesuffix(".new") for name in os.listdir(folder)}  # killed before it renamed a file
+        if not has_files and names <= _OF_A_START:
             shutil.rmtree(folder)
     finally:
         os.close(lock)

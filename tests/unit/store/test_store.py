@@ -285,6 +285,17 @@ def test_a_cache_that_a_failed_start_removes_is_not_opened(
     other.close()
 
 
+def test_a_failed_start_leaves_no_cache_behind(tmp_path: Path) -> None:
+    """Its node may have been killed between the write of a file and its rename. Anything else keeps the cache."""
+    folder = tmp_path / "new"
+    for name, stays in (("cache.new", False), ("written.new", False), ("notes", True), ("files/ab", True)):
+        (folder / "files").mkdir(parents=True)
+        (folder / name).write_bytes(b"x")
+        remove_new_cache(str(folder))
+        assert folder.exists() is stays
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def test_fsck_finds_and_repairs(open_store: OpenStore) -> None:
     store = open_store()
     ids = [fill(store, b"f%d" % n, 3 * MIB) for n in range(3)]
