@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from headrace.base.libc import address_of, c_library, c_struct, last_errno
+from headrace.base.libc import AT_EMPTY_PATH, address_of, c_library, c_struct, last_errno
 
 NOREPLACE, EXCHANGE, WHITEOUT = 1, 2, 4
 LINKS_MAX = 40
@@ -32,12 +32,12 @@ _PATH_MAX = 4096
 """The kernel's limit for one call. A directory that was moved into a deep one has longer paths below it."""
 _SYS_OPENAT2 = 437  # on every architecture but alpha; since Linux 5.6
 _SYS_OPEN_TREE, _SYS_MOUNT_SETATTR = 428, 442  # likewise; since Linux 5.2 and 5.12
-_OPEN_TREE_CLONE, _AT_EMPTY_PATH = 1, 0x1000
+_OPEN_TREE_CLONE = 1
 _NOSUID, _NODEV, _NOSYMFOLLOW = 0x02, 0x04, 0x200000
 _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x02, 0x04, 0x08
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _NAME = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-_AT_EMPTY_PATH, _HANDLE_BYTES, _HANDLE_HEAD_BYTES = 0x1000, 136, 8
+_HANDLE_BYTES, _HANDLE_HEAD_BYTES = 136, 8
 _opening = threading.Lock()
 Result = TypeVar("Result")
 
@@ -489,7 +489,7 @@ class Pin:
             return b""
         buffer[:4] = (_HANDLE_BYTES - _HANDLE_HEAD_BYTES).to_bytes(4, sys.byteorder)
         places = address_of(memoryview(buffer)), address_of(memoryview(mount))
-        if library.name_to_handle_at(self.fd, b"", *places, _AT_EMPTY_PATH) != 0:
+        if library.name_to_handle_at(self.fd, b"", *places, AT_EMPTY_PATH) != 0:
             return b""
         return bytes(buffer[: _HANDLE_HEAD_BYTES + int.from_bytes(buffer[:4], sys.byteorder)])
 
@@ -505,7 +505,7 @@ def _linkless_mount(path: bytes) -> int:
     how, size = c_struct(_NOSUID | _NODEV | _NOSYMFOLLOW, 0, 0, 0)
     call = c_library().syscall
     fd: int = call(_SYS_OPEN_TREE, -1, path, _OPEN_TREE_CLONE | os.O_CLOEXEC)
-    if fd >= 0 and call(_SYS_MOUNT_SETATTR, fd, b"", _AT_EMPTY_PATH, how, size) != 0:
+    if fd >= 0 and call(_SYS_MOUNT_SETATTR, fd, b"", AT_EMPTY_PATH, how, size) != 0:
         os.close(fd)
         return -1
     return fd

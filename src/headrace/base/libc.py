@@ -6,6 +6,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+AT_EMPTY_PATH = 0x1000
+"""Flag of calls that take a path: an empty one means the descriptor itself."""
+
 
 @functools.cache
 def c_library() -> Any:

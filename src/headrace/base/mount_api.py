@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-from headrace.base.libc import c_library, c_struct, last_errno
+from headrace.base.libc import AT_EMPTY_PATH, c_library, c_struct, last_errno
 
 _OPEN_TREE, _MOUNT_SETATTR = 428, 442
-_OPEN_TREE_CLONE, _AT_EMPTY_PATH, _AT_RECURSIVE, _PRIVATE = 1, 0x1000, 0x8000, 1 << 18
+_OPEN_TREE_CLONE, _AT_RECURSIVE, _PRIVATE = 1, 0x8000, 1 << 18
 _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 429, 430, 431, 432
 _CLOEXEC = 1  # FSOPEN_CLOEXEC and FSMOUNT_CLOEXEC
 _SET_STRING, _SET_FD, _CREATE = 1, 5, 6
@@ -46,9 +46,9 @@ def detached_mount(kind: str, options: Sequence[Option]) -> int:
 def detached_directory(directory: int) -> int:
     """Make a mount of a directory in which no set-user-id bit and no device counts, and return a descriptor of its
     root. It is mounted nowhere, and goes with the last descriptor. directory: a descriptor. Raises OSError."""
-    mount = _call(_OPEN_TREE, directory, b"", _OPEN_TREE_CLONE | _AT_EMPTY_PATH | os.O_CLOEXEC)
+    mount = _call(_OPEN_TREE, directory, b"", _OPEN_TREE_CLONE | AT_EMPTY_PATH | os.O_CLOEXEC)
     try:
-        _call(_MOUNT_SETATTR, mount, b"", _AT_EMPTY_PATH, *c_struct(_NOSUID | _NODEV, 0, _PRIVATE, 0))
+        _call(_MOUNT_SETATTR, mount, b"", AT_EMPTY_PATH, *c_struct(_NOSUID | _NODEV, 0, _PRIVATE, 0))
     except OSError:
         os.close(mount)
         raise
@@ -58,7 +58,7 @@ def detached_directory(directory: int) -> int:
 def copied_mounts(mounted: int) -> int:
     """Copy a mount with all mounts on it, and return a descriptor of its root. The copy is mounted nowhere, goes with
     the last descriptor, and passes nothing on to other mounts. mounted: a descriptor of its root. Raises OSError."""
-    flags = _AT_EMPTY_PATH | _AT_RECURSIVE
+    flags = AT_EMPTY_PATH | _AT_RECURSIVE
     copy = _call(_OPEN_TREE, mounted, b"", _OPEN_TREE_CLONE | flags | os.O_CLOEXEC)
     try:
         _call(_MOUNT_SETATTR, copy, b"", flags, *c_struct(0, 0, _PRIVATE, 0))

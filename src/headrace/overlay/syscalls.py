@@ -12,7 +12,7 @@ import sys
 import time
 
 from headrace.base.beneath import rename_at
-from headrace.base.libc import address_of, c_library, last_errno
+from headrace.base.libc import AT_EMPTY_PATH, address_of, c_library, last_errno
 from headrace.overlay.given_mode import as_given
 
 CTIME_TICK_NS = 20_000_000
@@ -23,7 +23,7 @@ _JOURNALS = (0xEF53, 0x58465342)
 STATFS_BYTES = 256
 """Size of the buffer, larger than the kernel's struct. Its first word is the file system's number."""
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
-_AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
+_STATX_BTIME = 0x800
 _STATX_BYTES = 256
 _BIRTH = struct.Struct("=I76xqI")
 """Unpacks struct statx (linux/stat.h): the mask of its valid fields, and seconds and nanoseconds of the birth time."""
@@ -101,7 +101,7 @@ def birth_ns(fd: int) -> int | None:
     library, buffer = c_library(), bytearray(_STATX_BYTES)
     if not hasattr(library, "statx"):
         return None
-    if library.statx(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, address_of(memoryview(buffer))) != 0:
+    if library.statx(fd, b"", AT_EMPTY_PATH, _STATX_BTIME, address_of(memoryview(buffer))) != 0:
         number = last_errno()
         raise OSError(number, os.strerror(number))
     mask, seconds, nanoseconds = _BIRTH.unpack_from(buffer)
