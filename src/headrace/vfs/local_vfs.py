@@ -202,7 +202,8 @@ class LocalVfs(VfsReader):
         def put() -> None:
             if check is not None:
                 check(self.tree.view.lookup(path))
-            self.tree.put_file(file.path(), path, replace=replace)
+            with self._changes.removing(path):
+                self.tree.put_file(file.path(), path, replace=replace)
 
         try:
             with translating_os_errors(path):
@@ -273,7 +274,8 @@ class LocalVfs(VfsReader):
         def remove() -> None:
             if check is not None:
                 check(self.tree.view.lookup(real_path))
-            self.tree.remove(real_path)
+            with self._changes.removing(real_path):
+                self.tree.remove(real_path)
 
         self._change(path, remove, wait=wait)
 
@@ -282,7 +284,12 @@ class LocalVfs(VfsReader):
         real_path, _ = self.get(path, follow=False)
         _check_not_the_root(real_path)
         self._lower.refresh_listing(self._lower_entry(real_path))
-        self._change(path, lambda: self.tree.remove_directory(real_path), wait=wait)
+
+        def remove() -> None:
+            with self._changes.removing(real_path):
+                self.tree.remove_directory(real_path)
+
+        self._change(path, remove, wait=wait)
 
     def remove_all(self, path: bytes) -> None:
         """Delete a path with everything in it; in mode `through`, wait for the origin once."""
@@ -329,9 +336,11 @@ class LocalVfs(VfsReader):
             self._lower.refresh_listing(self._lower_entry(new))
             copied = True
 
-        self._change(
-            source, lambda: self.tree.rename(old, new, 0 if replace else NOREPLACE, copied=copied), copy
-        )
+        def rename() -> None:
+            with self._changes.removing(new):
+                self.tree.rename(old, new, 0 if replace else NOREPLACE, copied=copied)
+
+        self._change(source, rename, copy)
 
     # ------------------------------------------------------------ apply changes
 

@@ -5,6 +5,7 @@ Reads go to cache files and to the upper layer directly. They wait for the node 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -26,7 +27,7 @@ from headrace.client.local import WholeFile
 from headrace.client.node_client import CHANGED_ATTEMPTS, NodeClient
 from headrace.overlay.merged_listing import merge_listing
 from headrace.overlay.merged_tree import MergedTree
-from headrace.overlay.merged_view import FileStat
+from headrace.overlay.merged_view import FileStat, os_error
 from headrace.overlay.upper import Hidden
 from headrace.vfs.file_stat import is_directory
 from headrace.vfs.lower_paths import LowerPaths, RecentDirectory
@@ -284,6 +285,10 @@ class VfsReader:
     def _upper_content(self, path: bytes) -> Content:
         # Without the lock the node may hold a lease on the file (writeback/demotion.py).
         with self.tree.lock, translating_os_errors(path):
+            if not isinstance(self.tree.view.lookup_upper(path), os.stat_result):
+                raise os_error(
+                    errno.ENOENT, path
+                )  # it was removed meanwhile, and a whiteout may have the name
             fd = self.tree.upper.at(path).open(os.O_RDONLY | os.O_NONBLOCK)
         return Content.of_upper(fd, path)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from headrace.base.namespace_path import split
 from headrace.base.write_modes import WriteMode, WriteModes
+from headrace.overlay.retired_inodes import RetiredInodes
 from headrace.overlay.upper import Upper
-from headrace.writeback.retired_inodes import RetiredInodes
 from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 from headrace.writeback.write_ahead import WriteAhead
 
