@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from headrace.base.sizes import show_size
-from headrace.config.load import variable_of
+from headrace.config.load import SIZES, variable_of
 from headrace.config.schema import Config
 
 _HEAD = """# Configuration
@@ -17,7 +17,8 @@ Written by `./dev docs` from `src/headrace/config/schema.py`: don't edit.
 
 A setting is taken from the last of these that has it: its default, `/etc/headrace/headrace.toml`,
 `~/.config/headrace/headrace.toml`, the file of `--config`, the environment, a flag. An unknown name in a file is an
-error. Sizes are numbers of bytes or have a unit: `64MiB` and `64M` are powers of 1024, `64MB` of 1000.
+error. Sizes, and rates in bytes per second, are numbers of bytes or have a unit: `64MiB` and `64M` are powers of 1024,
+`64MB` of 1000.
 
 | setting | environment | default | meaning |
 |---|---|---|---|
@@ -86,6 +87,6 @@ def _meaning(hint: Any) -> str:
 
 
 def _default_text(name: str, default: Any) -> str:
-    if name.endswith(("_bytes", "_bytes_max")):
+    if name.endswith(SIZES):
         return show_size(default).replace(".00", "").replace(".0", "")
     return str(default)

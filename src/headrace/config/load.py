@@ -19,6 +19,8 @@ from headrace.config.schema import CAPACITY_BYTES_MIN, Config
 
 SYSTEM_FILE = "/etc/headrace/headrace.toml"
 SYSTEM_RUN_FOLDER = "/run/headrace"
+SIZES = ("_bytes", "_bytes_max", "_bytes_s")
+"""Ends of the names of settings that are sizes, or bytes per second: they may have a unit."""
 CAPACITY_FILE = "capacity"
 _NUMBER_CHARACTERS_MAX = 32
 _IN_THE_FILE_ONLY = ("mounts",)
@@ -108,7 +110,7 @@ def load(flags: Mapping[str, Any] | None = None, *, file: str | None = None) -> 
     values.setdefault("run_folder", default_run_folder())
     values["cache"] = _volumes(values.get("cache") or [default_cache_folder()])
     for name, value in values.items():
-        if name.endswith(("_bytes", "_bytes_max")):
+        if name.endswith(SIZES):
             values[name] = parse_size(str(value))
     try:
         loaded = Loaded(convert_words(values, Config), sources)

@@ -50,9 +50,17 @@ def test_later_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen(sync_interval_s=5) == (5.0, "flag")
 
 
+@pytest.mark.parametrize("value", ["32MiB", "33554432", 33554432])
+def test_a_rate_may_have_a_unit(monkeypatch: pytest.MonkeyPatch, value: object) -> None:
+    monkeypatch.setenv("HEADRACE_REBALANCE_BYTES_S", str(value))
+    config = load({"scrub_bytes_s": value}, file=None).config
+    assert (config.scrub_bytes_s, config.rebalance_bytes_s) == (32 << 20, 32 << 20)
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        "scrub_bytes_s = 'fast'",
         "nonsense = 1",
         "sync_interval_s = 'soon'",
         "sync_interval_s = -1",
