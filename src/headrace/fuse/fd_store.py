@@ -63,6 +63,8 @@ class FdStore:
         """Registers files for the session where only this process has CAP_SYS_ADMIN."""
         self._session: subprocess.Popen[bytes] | None = None
         self._session_pid = 0
+        self._adopted_fd = -1
+        """Pidfd of a session that is no child of this process, as its pid may become that of another one."""
         self._ended: list[subprocess.Popen[bytes]] = []
         """Sessions whose exit status was not read yet."""
         self._buffer = b""
@@ -79,9 +81,9 @@ class FdStore:
     def _stop(self, *_: object) -> None:
         self._stopping = True
 
-    def adopt(self, control: socket.socket, pid: int) -> None:
+    def adopt(self, control: socket.socket, pid: int, pidfd: int) -> None:
         """Continue with a session that is running, after its FD store died."""
-        self._control, self._session_pid, self._ready = control, pid, True
+        self._control, self._session_pid, self._adopted_fd, self._ready = control, pid, pidfd, True
         self._started_s = time.monotonic()
 
     def resume(self) -> None:
@@ -208,12 +210,27 @@ class FdStore:
         the lock of a directory, and the lock's owner waits for the reply to a request. The next session sends that
         reply, so nothing here may wait long for the last session.
         """
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._session_pid, signal.SIGKILL)
+        self._send(signal.SIGKILL)
+        if self._adopted_fd >= 0:
+            os.close(self._adopted_fd)
+            self._adopted_fd = -1
         if self._session is not None:
             self._ended = [process for process in [*self._ended, self._session] if process.poll() is None]
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._session.wait(REAP_S)
+
+    def _send(self, number: signal.Signals) -> None:
+        """Send a signal to the session, unless it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._adopted_fd >= 0:
+                signal.pidfd_send_signal(self._adopted_fd, number)
+            elif self._session is not None:
+                self._session.send_signal(number)
+
+    def _has_session_ended(self) -> bool:
+        if self._session is not None:
+            return self._session.poll() is not None
+        return self._adopted_fd < 0 or bool(select.select([self._adopted_fd], [], [], 0)[0])
 
     def _unmount(self) -> None:
         if device.unmount(self._arguments.mountpoint, detach=False) == errno.EBUSY:
@@ -224,14 +241,9 @@ class FdStore:
         unless files are still open there."""
         deadline_s = time.monotonic() + STOP_LIMIT_S
         for signal_number in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.kill(self._session_pid, signal_number)
-            except ProcessLookupError:
-                return
+            self._send(signal_number)
             while time.monotonic() < deadline_s:
-                if self._session is not None and self._session.poll() is not None:
-                    return
-                if self._session is None and not os.path.exists(f"/proc/{self._session_pid}"):
+                if self._has_session_ended():
                     return
                 time.sleep(0.01)
 
@@ -309,10 +321,24 @@ def _adopt(arguments: argparse.Namespace) -> int:
     else:
         os.set_inheritable(arguments.adopt_control_fd, False)
         control = socket.socket(fileno=arguments.adopt_control_fd)
-        if arguments.lock_fd >= 0 and has_ended(control):
+        pidfd = _pidfd_of(arguments.adopt_pid, control)
+        if arguments.lock_fd >= 0 and (pidfd < 0 or is_zombie(arguments.adopt_pid)):
             return 1  # `headrace up` may have seen neither's lock; it starts both again
-        fd_store.adopt(control, arguments.adopt_pid)
+        fd_store.adopt(control, arguments.adopt_pid, pidfd)
     return fd_store.run()
+
+
+def _pidfd_of(pid: int, control: socket.socket) -> int:
+    """Return a pidfd of the session at the other end of a control socket; -1 if it has ended. A pid that is used again
+    is not taken for it, as the session ended before that."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return -1
+    if not has_ended(control):
+        return fd
+    os.close(fd)
+    return -1
 
 
 def main() -> int:
