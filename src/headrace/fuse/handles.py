@@ -17,6 +17,8 @@ from headrace.fuse.client_protocol import CacheFile, ReadingClient
 
 IDLE_FILES_MAX = 2048
 """Most handles that stay open without a read."""
+DROPPED_MAX = 1024
+"""Most dropped ids that are remembered, for threads that open one of them at that moment."""
 
 
 class Handle:
@@ -67,6 +69,10 @@ class HandleCache:
         self._reports_use = reports_use
         self._lock = threading.Lock()
         self._handles: OrderedDict[int, Handle] = OrderedDict()
+        self.drops = 0
+        """Number of calls of `drop` so far."""
+        self._dropped: OrderedDict[int, int] = OrderedDict()
+        """The number of the last drop of each id, for the last DROPPED_MAX ids."""
 
     def acquire(self, id: FileId, pid: int = 0) -> Handle | None:
         """Acquire the handle of a complete cache file, without blocking on the node. Return None if only
@@ -77,6 +83,7 @@ class HandleCache:
                 handle.users += 1
                 self._handles.move_to_end(id)
                 return handle
+            drops = self.drops
         path = self._client.complete_path(id)
         if path is None:
             return None
@@ -84,24 +91,29 @@ class HandleCache:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:  # evicted just now
             return None
-        return self.put(id, Handle(fd, None, os.fstat(fd).st_size), pid)
+        return self.put(id, Handle(fd, None, os.fstat(fd).st_size), pid, drops=drops)
 
     def acquire_blocking(self, id: FileId, cancel: Cancel, pid: int = 0) -> Handle:
         handle = self.acquire(id, pid)
         if handle is not None:
             return handle
-        return self.put(id, self.wrap(id, self._client.open(id, cancel)), pid)
+        drops = self.drops
+        return self.put(id, self.wrap(id, self._client.open(id, cancel)), pid, drops=drops)
 
     def wrap(self, id: FileId, file: CacheFile) -> Handle:
         entry = self._client.entry(id)
         return Handle(-1, file, os.fstat(file.fd).st_size if entry is None else entry.version.size_bytes)
 
-    def put(self, id: FileId, new: Handle, pid: int = 0) -> Handle:
-        """Return the handle to use: the new one, or the one that another thread put first."""
+    def put(self, id: FileId, new: Handle, pid: int = 0, *, drops: int) -> Handle:
+        """Return the handle to use: the new one, or the one that another thread put first. drops: `drops` before the
+        file was opened. A file that was dropped since then is closed after this use."""
         surplus = []
         if self._reports_use:
             self._client.touch(id, pid)
         with self._lock:
+            if self._dropped.get(id, 0) > drops or self.drops - drops > DROPPED_MAX:
+                new.users, new.stale = 1, True
+                return new
             handle = self._handles.setdefault(id, new)
             handle.users += 1
             if handle is not new:
@@ -140,6 +152,11 @@ class HandleCache:
         """Close the handle after its last read: the cache file was evicted or completed. The next READ opens it
         again."""
         with self._lock:
+            self.drops += 1
+            self._dropped[id] = self.drops
+            self._dropped.move_to_end(id)
+            if len(self._dropped) > DROPPED_MAX:
+                self._dropped.popitem(last=False)
             handle = self._handles.pop(id, None)
             if handle is None:
                 return

@@ -207,13 +207,13 @@ class Operations:
         return abi.OPEN_REPLY.pack(32, 0, unique, FH_CACHED, _CACHED_FLAGS, 0)
 
     def _open_blocking(self, unique: int, node: int, cancel: Cancel) -> Answer:
-        id = FileId(node & FILE_ID_MAX)
+        id, drops = FileId(node & FILE_ID_MAX), self._files.drops
         file = self._client.open(id, cancel)
         path = self._client.complete_path(id) if file.complete else None
         if path is not None:
             file.close()
             return self._open_complete(unique, node, path)
-        self._files.release(self._files.put(id, self._files.wrap(id, file)))
+        self._files.release(self._files.put(id, self._files.wrap(id, file), drops=drops))
         return self._open_cached(unique, node)
 
     def release(self, unique: int, node: int, request: bytearray) -> Answer | DiskTask:
