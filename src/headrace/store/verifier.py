@@ -109,13 +109,12 @@ class FileVerifier:
             self._files.index.put_cached(structs.replace(cached, complete=False, unverified=True))
             failpoint.hit("repair.record")
             open_writer = self._files.writers.get(id) if self._files.is_open(id) else None
-            writer = open_writer or CacheWriter.reopen(volume, id, version_of(cached))
-            if writer is None:
-                self._files.discard([id])
-                return
-            for block in blocks:
-                writer.drop_block(block)
-            if open_writer is None:
+            if open_writer is None or not open_writer.drop_blocks(blocks):
+                writer = CacheWriter.reopen(volume, id, version_of(cached))
+                if writer is None:
+                    self._files.discard([id])
+                    return
+                writer.drop_blocks(blocks)
                 writer.close()
         complete = cached.complete and not blocks
         fixed = structs.replace(

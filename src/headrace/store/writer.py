@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from headrace.base import failpoint
@@ -293,13 +293,17 @@ class CacheWriter:
                 raise self._evicted()
             return self._map.checksums() if self._map is not None else {}
 
-    def drop_block(self, block: int) -> None:
-        """Make a block absent. Its bytes stay until they are overwritten."""
+    def drop_blocks(self, blocks: Iterable[int]) -> bool:
+        """Make blocks absent. Their bytes stay until they are overwritten. Return False if the file was closed
+        meanwhile."""
         with self._lock:
-            if self._has(block):
+            if self._closing:
+                return False
+            for block in filter(self._has, blocks):
                 if self._map is not None:
                     self._map.clear(block)
                 self.blocks_present -= 1
+        return True
 
     def _has(self, block: int) -> bool:
         return self.complete or (self._map is not None and self._map.has(block))

@@ -136,8 +136,10 @@ def test_a_writer_is_opened_again(open_store: OpenStore) -> None:
     again = store.writer(entry.id)
     assert again is not None
     assert again.missing(0, 3 * MIB) == [(0, MIB), (2 * MIB, 3 * MIB)]
-    again.drop_block(1)
+    assert again.drop_blocks([0, 1])
     assert again.blocks_present == 0
+    again.close()
+    assert not again.drop_blocks([1])
     assert store.writer(FileId(999)) is None
 
 
