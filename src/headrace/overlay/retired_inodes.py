@@ -24,10 +24,12 @@ from headrace.base.beneath import SafePath
 
 KEPT_S = 5.0
 """Seconds for which a number is kept."""
+CLOSE_INTERVAL_S = 0.1
+"""Seconds between two rounds of closing files, of which thousands may be removed in a second."""
 FILES_MAX = 4096
 """Most files that are kept open, if the process may open eight times as many. Of more, the oldest is closed early."""
-KEPT_BYTES_MAX = 64 << 10
-"""Largest file that keeps its bytes, too. Of a larger one they are freed, unless some process has it open."""
+KEPT_BYTES_MAX = 4096
+"""Most bytes on the disk that a removed file keeps. Of a larger one they are freed, unless some process has it open."""
 
 
 class RetiredInodes:
@@ -99,7 +101,7 @@ class RetiredInodes:
                     self._has_thread = False
                     return
                 wait_s = self._files[0][0] - now
-            self._ended.wait(wait_s)
+            self._ended.wait(max(wait_s, CLOSE_INTERVAL_S))
 
 
 def _has_no_name(fd: int) -> bool:
