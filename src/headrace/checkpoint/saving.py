@@ -21,9 +21,9 @@ class SaveOptions:
     budget_bytes: host memory for staging; None for twice the first state, at most half of the free memory. chunk_bytes:
     unit of comparison, reference and checksum. slot_bytes: unit of staging. threads: for hashing and writing.
     copy_threads: for staging. compress: `auto` decides by a sample whether compression is faster. full_share: share of
-    changed bytes above which a save refers to no older pack. chain_max: most packs of older saves that a rank's
-    checkpoint may refer to. timeout_s: seconds that ranks wait for each other. retention: applied by rank 0 after each
-    commit; None keeps every checkpoint.
+    changed bytes above which a save refers to no older pack. chain_max: a save is full if the rank's last checkpoint
+    lies in so many packs, its own included. timeout_s: seconds that ranks wait for each other. retention: applied by
+    rank 0 after each commit; None keeps every checkpoint.
     """
 
     budget_bytes: int | None = None

@@ -36,6 +36,7 @@ REST API ([rest.md](rest.md)): `--socket https://HOST:PORT`.
 | command | prints |
 |---|---|
 | `job list`, `mount list`, `checkpoint list`, `checkpoint verify` | a list of objects |
+| `seal list`, `seal mount`, `plan show`, `policy history`, `policy explain` | a list of objects |
 | `down`, `config`, `tls`, `lab` except `lab down` | a list of objects |
 | `ls` | one object a line |
 | `up`, `fuse` | the object when the mount is ready; the command keeps running |

@@ -47,7 +47,8 @@ def add(
 ) -> None:
     """Attach ORIGIN at PATH of the namespace.
 
-    The node attaches it again after a restart, without the secrets that were given with -o.
+    The node attaches it again after a restart, with its public options only, such as region and endpoint. Put other
+    options, and all secrets, into the configuration file.
     """
     from headrace.cli.policy import check_text
     from headrace.cli.request import ask

@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def show(
-    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Name of one job; all jobs without it.")] = "",
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of one job.", show_default="all jobs")] = "",
     socket: options.Socket = None,
     cache: options.CacheOf = None,
     json: options.Json = False,

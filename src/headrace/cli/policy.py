@@ -161,7 +161,7 @@ def _change_once(change: Callable[[str], str], socket: str | None, cache: str | 
 def show(
     version: Annotated[
         int,
-        typer.Argument(metavar="[VERSION]", help="An earlier version; the one in force without it.", min=0),
+        typer.Argument(metavar="VERSION", help="Version to print.", min=0, show_default="the one in force"),
     ] = 0,
     socket: options.Socket = None,
     cache: options.CacheOf = None,
@@ -207,7 +207,12 @@ def history(socket: options.Socket = None, cache: options.CacheOf = None, json: 
 def rollback(
     version: Annotated[
         int,
-        typer.Argument(metavar="[VERSION]", help="Version to return to; the one before without it.", min=0),
+        typer.Argument(
+            metavar="VERSION",
+            help="Version to return to.",
+            min=0,
+            show_default="the one before that in force",
+        ),
     ] = 0,
     socket: options.Socket = None,
     cache: options.CacheOf = None,

@@ -219,7 +219,9 @@ def pull(
     path: Annotated[
         str | None,
         typer.Argument(
-            help="Path below the mount whose origin has the seal.", show_default="all mounts are searched"
+            metavar="PATH",
+            help="Path below the mount whose origin has the seal.",
+            show_default="all mounts are searched",
         ),
     ] = None,
     socket: options.Socket = None,

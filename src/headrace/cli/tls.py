@@ -71,7 +71,8 @@ def issue(
             "--role",
             "ROLE",
             "Role that the certificates prove. A node joins the cluster. An operator may sign records of mounts, "
-            "pins and jobs, and use the REST API. A client may use the REST API. A service is etcd or a user of it.",
+            "pins, policies and jobs, and use the REST API. A client may use the REST API. A service is etcd or "
+            "a user of it.",
         ),
     ] = "node",
     host: Annotated[

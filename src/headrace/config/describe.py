@@ -37,13 +37,20 @@ options = { region = "eu-central-1" }
 ```
 
 A cache without a size takes half of the space that is free on the disk at the first start, and keeps that size.
+An entry of `cache` may also be a table. Only `folder` is required:
+
+```toml
+cache = [{ folder = "/nvme0/c", capacity_bytes = "1TiB", tier = "nvme", writes_a_day = "2TiB" }]
+```
+
 The options of a mount are described in [origins.md](origins.md#options-of-a-mount).
 `headrace config show` prints the settings in force and their sources; it shows no secrets.
 """
 
 _DEFAULTS = {
     "cache": "`~/.cache/headrace`, half of the free space",
-    "run_folder": "`/run/headrace` for root, else `$XDG_RUNTIME_DIR/headrace`",
+    "run_folder": "`/run/headrace` for root, else `$XDG_RUNTIME_DIR/headrace`, or `/tmp/headrace-UID/headrace` "
+    "without that variable",
     "mounts": "none",
 }
 

@@ -14,8 +14,8 @@ from headrace.base.errors import UsageError
 
 NODE, OPERATOR, CLIENT, SERVICE = "node", "operator", "client", "service"
 ROLES = (NODE, OPERATOR, CLIENT, SERVICE)
-"""An operator may seal mounts, pins and cluster-wide jobs, and call the REST API. A client may call the REST API. A
-service (etcd, or a user of etcd) is no part of Headrace and may call nothing."""
+"""An operator may seal mounts, pins, policies and cluster-wide jobs, and call the REST API. A client may call the REST
+API. A service (etcd, or a user of etcd) is no part of Headrace and may call nothing."""
 DEFAULT_FORM = "headrace://{cluster}/{role}/{name}"
 PART_CHARACTERS_MAX = 253
 URI_CHARACTERS_MAX = 2048
