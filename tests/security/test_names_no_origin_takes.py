@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from headrace.base.errors import ProtocolError, UsageError
+from headrace.base.origin_names import plain_name
 from headrace.config.schema import CacheVolume, Config
 from headrace.node.member import node_id_of
 from headrace.wire.frame import HEADER_BYTES, decode_request, encode
 from headrace.wire.messages import Secure
-from headrace.writeback.conflicts import plain_name
 from tests.integration.cli.host import Host
 from tests.integration.door.conftest import forget
 

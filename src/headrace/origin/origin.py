@@ -18,10 +18,7 @@ from headrace.base.errors import ConflictError, NotSupportedError, OriginError
 from headrace.base.key_length import key_room
 from headrace.base.model import Arrived, ObjectInfo, Version
 from headrace.base.model import Attributes as Attributes
-
-HIDDEN = ".headrace-put-"
-"""Prefix of temporary names during a put. No listing shows them."""
-
+from headrace.base.origin_names import HIDDEN as HIDDEN
 
 NO_CREDENTIALS = "no credentials found"
 """Cause of an OriginDeniedError: the service that gives a host its credentials does not answer."""

@@ -109,8 +109,10 @@ class LocalVfs(VfsReader):
         """Open the file to which a path leads. Return a descriptor for reads and writes, the real path, and whether the
         file is new. flags: O_EXCL, O_TRUNC. The caller calls `report_change` after its writes. Raises the errors of
         create."""
-        real_path, _ = self.find(path)
+        real_path, stat = self.find(path)
         self.check_writable(real_path)
+        if stat is None:
+            self._changes.check_new_name(real_path)
         owner = Owner(os.geteuid(), os.getegid())
         mode = 0o666 & ~self._umask
         fd, new = self._change(path, lambda: self.tree.create(real_path, mode, owner, flags), flush=False)
@@ -176,6 +178,8 @@ class LocalVfs(VfsReader):
         if stat is not None and is_directory(stat):
             raise IsADirectoryPathError(os.fsdecode(path), why="it is a directory")
         self.check_writable(real_path)
+        if stat is None:
+            self._changes.check_new_name(real_path)
         parent = split(real_path)[0]
         while (parent_stat := self.find(parent)[1]) is None and parents:
             parent = split(parent)[0]
@@ -233,6 +237,7 @@ class LocalVfs(VfsReader):
         if stat is not None:
             raise PathExistsError(os.fsdecode(path), why="the path already exists")
         self.check_writable(real_path)
+        self._changes.check_new_name(real_path)
         self.get(split(real_path)[0])
         self._make_checked(real_path, flush=flush)
 
@@ -246,6 +251,7 @@ class LocalVfs(VfsReader):
         missing: list[bytes] = []
         real_path, stat = self.find(path)
         while stat is None and real_path != b"/":
+            self._changes.check_new_name(real_path)
             missing.append(real_path)
             real_path, stat = self.find(split(real_path)[0])
         if stat is not None and not is_directory(stat):
@@ -326,6 +332,7 @@ class LocalVfs(VfsReader):
         old, _ = self.get(source, follow=False)
         new, _ = self.find(target, follow=False)
         self.check_writable(new)
+        self._changes.check_new_name(new)
         for path in (old, new):
             _check_not_the_root(path)
         copied = False

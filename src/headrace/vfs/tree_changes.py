@@ -8,7 +8,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
-from headrace.base.errors import StoreError
+from headrace.base.errors import StoreError, UsageError
+from headrace.base.origin_names import is_accepted
 from headrace.base.os_errors import read_only, translating_os_errors
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.client.node_client import NodeClient
@@ -88,6 +89,15 @@ class TreeChanges:
         if wait:
             self.settle(paths, flush=flush)
         return result
+
+    def check_new_name(self, path: bytes) -> None:
+        """Refuse a name that no origin accepts, because the node would rename the file. Raises UsageError."""
+        if self.tree.modes.of(path) in (WriteMode.BACK, WriteMode.THROUGH) and not is_accepted(path):
+            raise UsageError(
+                os.fsdecode(path).encode(errors="backslashreplace").decode(),
+                why="no origin accepts a name with control characters, or one that is not UTF-8",
+                hint="use another name",
+            )
 
     def removing(self, path: bytes) -> AbstractContextManager[None]:
         """Return a context in which `work` removes or replaces a path. Mounts of this host may know the file yet."""

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from headrace.base.beneath import NOREPLACE
 from headrace.base.errors import HeadraceError, NotSupportedError, OriginUnavailableError
 from headrace.base.namespace_path import NAME_BYTES_MAX, join, split
+from headrace.base.origin_names import plain_name
 from headrace.namespace.namespace import Namespace
-from headrace.origin.origin import HIDDEN
 from headrace.overlay.hiding import pending_removals
 from headrace.overlay.marks import base_version
 from headrace.overlay.upper import Upper
@@ -132,17 +132,3 @@ def _cut(name: bytes, most: int) -> bytes:
     while 0 < end < len(name) and most - end < UTF8_BYTES_MAX and name[end] & 0xC0 == 0x80:
         end -= 1
     return name[:end]
-
-
-def plain_name(name: bytes) -> bytes:
-    """Return a name that origins accept. Control characters and bytes that are not UTF-8 are replaced by their numbers;
-    other names stay the same."""
-    if name.startswith(HIDDEN.encode()):
-        name = b"%2E" + name[1:]
-    text = name.decode(errors="surrogateescape")
-    return b"".join(
-        b"%%%02X" % (ord(character) & 0xFF)
-        if character < " " or character == "\x7f" or "\udc80" <= character <= "\udcff"
-        else character.encode()
-        for character in text
-    )

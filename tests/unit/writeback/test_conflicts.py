@@ -8,9 +8,9 @@ import pytest
 
 from headrace.base.errors import NotSupportedError, OriginUnavailableError
 from headrace.base.model import Version
+from headrace.base.origin_names import plain_name
 from headrace.overlay.hiding import defer_removal
 from headrace.overlay.marks import set_base
-from headrace.writeback.conflicts import plain_name
 from headrace.writeback.sync_journal import JournalRecord
 from tests.unit.writeback.layer_fixture import LayerFixture
 
