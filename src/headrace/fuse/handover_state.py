@@ -15,6 +15,7 @@ import os
 from struct import Struct
 
 from headrace.fuse import generations
+from headrace.fuse.abi import RESENT_BIT
 from headrace.fuse.generations import Generations
 
 SLOTS = 65536
@@ -23,10 +24,9 @@ _SLOT = Struct("<QiI")  # node id (0: free), backing id, opens
 _COUNT = Struct("<I")
 _SLOTS_AT = 64
 _MAGIC = b"HRFUSE2\0"
-_RELEASE = Struct("<Q")  # `unique` of the request; 0: none
+_REQUESTS_BYTES = 64 * 8  # several: a session may die before the resent requests that an earlier one applied
 _RELEASES_AT = _SLOTS_AT + SLOTS * _SLOT.size
-_RELEASES = 64  # several: a session may die before the resent requests that an earlier one counted
-_NAMES_AT = _RELEASES_AT + _RELEASES * _RELEASE.size
+_NAMES_AT = _RELEASES_AT + _REQUESTS_BYTES
 _NAMES = Struct("<Q")  # length of what follows
 NAMES_BYTES_MAX = 1 << 18
 """Most bytes of the kept names."""
@@ -40,6 +40,29 @@ def create() -> int:
     return fd
 
 
+class AppliedRequests:
+    """Records the last requests of one kind that were applied, for when the kernel resends them. The caller holds a
+    lock. memory: one word for each request, its `unique`; 0: none."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._words = memory.cast("Q")
+        inherited = self._words.tolist()
+        self._inherited = frozenset(inherited)
+        self._next = inherited.index(min(inherited))
+
+    def record(self, unique: int) -> None:
+        """Record a request. The next session knows it when this returns."""
+        self._words[self._next] = unique & ~RESENT_BIT
+        self._next = (self._next + 1) % len(self._words)
+
+    def is_repeated(self, unique: int) -> bool:
+        """Return whether the kernel resent a request that this session or an earlier one applied."""
+        if not unique & RESENT_BIT:
+            return False
+        unique &= ~RESENT_BIT
+        return unique in self._inherited or unique in self._words.tolist()
+
+
 class HandoverState:
     """Reads and writes the handover state behind a descriptor; it is empty before the first session saves it."""
 
@@ -51,10 +74,9 @@ class HandoverState:
         self.mode = mode.rstrip(b"\0").decode(errors="replace") if magic == _MAGIC else ""
         self._free: list[int] = []
         self._used: list[tuple[int, int, int, int]] = []
-        releases = [unique for (unique,) in _RELEASE.iter_unpack(self._map[_RELEASES_AT:_NAMES_AT])]
-        self.releases = frozenset(releases)
-        """The RELEASE requests that earlier sessions counted last."""
-        self._release = releases.index(max(releases))
+        self.releases = AppliedRequests(memoryview(self._map)[_RELEASES_AT:_NAMES_AT])
+        """The RELEASEs of passthrough opens. One is recorded before it is counted: if the session dies in between, the
+        count is too high, not too low."""
         self.generations = Generations(memoryview(self._map)[_GENERATIONS_AT:BYTES])
         # read, not mapped: a look at a page of the map would allocate it
         written = os.pread(fd, SLOTS * _SLOT.size, _SLOTS_AT).rstrip(b"\0")
@@ -119,11 +141,6 @@ class HandoverState:
 
     def count(self, slot: int, opens: int) -> None:
         _COUNT.pack_into(self._map, _SLOTS_AT + 12 + slot * 16, opens)
-
-    def record_release(self, unique: int) -> None:
-        """Record a RELEASE before it is counted. If the session dies in between, the count is too high, not too low."""
-        self._release = (self._release + 1) % _RELEASES
-        _RELEASE.pack_into(self._map, _RELEASES_AT + self._release * 8, unique)
 
     def remove(self, slot: int) -> None:
         _SLOT.pack_into(self._map, _SLOTS_AT + slot * 16, 0, 0, 0)

@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from headrace.base.model import FILE_ID_MAX, FileId, Kind
-from headrace.fuse.abi import RESENT_BIT
 from headrace.fuse.handover_state import HandoverState
 
 NODE_SHIFT = 48
@@ -96,18 +95,16 @@ class InodeIoModes:
             return backing.backing_id
 
     def release_passthrough(self, node: int, unique: int, *, keep: bool = True) -> bool:
-        """Count one open less. Return False when the node has no backing id. `unique` identifies the request: the
-        earlier session may have counted it, and died before its reply. `keep` keeps the backing id registered after
+        """Count one open less. Return False when the node has no backing id. `unique` identifies the request: it may
+        be counted already, by a session that died before its reply. `keep` keeps the backing id registered after
         the last release, for the next open."""
         with self._lock:
-            if unique & RESENT_BIT:
-                unique &= ~RESENT_BIT
-                if unique in self._handover.releases:
-                    return True
+            if self._handover.releases.is_repeated(unique):
+                return True
             backing = self._backings.get(node)
             if backing is None:
                 return False
-            self._handover.record_release(unique)
+            self._handover.releases.record(unique)
             backing.opens = opens = max(0, backing.opens - 1)
             self._handover.count(backing.slot, opens)
             backing.evicted |= not keep

@@ -21,7 +21,7 @@ FLUSH_LIMIT_S = 10.0
 
 
 class Notifier:
-    """Queues notifications to the kernel, and writes them in order. No call but `flush` blocks."""
+    """Queues notifications to the kernel, and writes them in order, but for `resend`. No call but `flush` blocks."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -47,17 +47,21 @@ class Notifier:
         reached.wait(FLUSH_LIMIT_S)
 
     def resend(self) -> None:
-        """Have the kernel resend the requests that an earlier session read and did not answer."""
-        self._queue.put(codec.resend())
+        """Have the kernel resend all requests that were read and are not answered. Call it before the first read: that
+        request would be resent, too. The kernel has chosen them when this returns, and waits for no other call."""
+        self._write(codec.resend())
 
     def _run(self) -> None:
         while True:
             message = self._queue.get()
             if isinstance(message, threading.Event):
                 message.set()
-                continue
-            try:
-                os.write(self._fd, message)
-            except OSError as error:
-                if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENOTCONN):
-                    log.warning("the kernel refused a notification reason=%s", error)
+            else:
+                self._write(message)
+
+    def _write(self, message: bytes) -> None:
+        try:
+            os.write(self._fd, message)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENOTCONN):
+                log.warning("the kernel refused a notification reason=%s", error)

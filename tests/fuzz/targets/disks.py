@@ -114,7 +114,7 @@ def _hand_over(data: bytes) -> None:
         for slot, _, _, opens in state.inherited_slots():
             assert 0 <= slot < handover_state.SLOTS and opens >= 0
         assert state.raise_incarnation(state.incarnation + 1) > 0
-        state.record_release(5)
+        state.releases.record(5)
         assert len(state.kept_names) <= handover_state.NAMES_BYTES_MAX
         _use_generations(state.generations)
     finally:

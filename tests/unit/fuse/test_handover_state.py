@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.fuse import generations, handover_state
+from headrace.fuse.abi import RESENT_BIT
 from headrace.fuse.handover_state import HandoverState
 
 SLOTS = 8
@@ -84,13 +85,18 @@ def test_an_incarnation_is_never_used_again_until_they_wrap(fd: int) -> None:
 
 
 def test_the_last_releases_are_remembered_in_order(fd: int) -> None:
+    def known(state: HandoverState) -> list[int]:
+        return [unique for unique in range(2, 206, 2) if state.releases.is_repeated(unique | RESENT_BIT)]
+
     state = HandoverState(fd)
     for unique in range(2, 202, 2):
-        state.record_release(unique)
-    assert HandoverState(fd).releases == frozenset(range(74, 202, 2))
+        state.releases.record(unique)
+    assert known(state) == known(HandoverState(fd)) == [*range(74, 202, 2)]
+    assert not state.releases.is_repeated(200), "only what the kernel marks is resent"
     second = HandoverState(fd)
-    second.record_release(202)
-    assert HandoverState(fd).releases == frozenset(range(76, 204, 2)), "the oldest is replaced"
+    second.releases.record(202 | RESENT_BIT)
+    assert known(HandoverState(fd)) == [*range(76, 204, 2)], "the oldest is replaced"
+    assert known(second) == [*range(74, 204, 2)], "what it inherited may be resent at any time"
 
 
 def test_a_state_that_an_earlier_version_made_is_extended(fd: int) -> None:

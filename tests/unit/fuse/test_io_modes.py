@@ -159,6 +159,19 @@ def test_a_release_that_is_asked_again_is_counted_once(kernel: Kernel, make: Mak
     assert not kernel.live
 
 
+def test_a_release_that_this_session_counted_itself_is_counted_once(kernel: Kernel, make: Maker) -> None:
+    inodes = make()
+    node = inodes.node_of(FileId(5), Kind.FILE)
+    for _ in range(2):
+        inodes.open_passthrough(node, kernel.register)
+    inodes.release_passthrough(node, 10)
+    assert inodes.release_passthrough(node, 10 | RESENT_BIT)
+    inodes.evict([5])
+    assert kernel.live  # one of two is open still
+    inodes.release_passthrough(node, 12)
+    assert not kernel.live
+
+
 def test_a_bumped_incarnation_is_never_used_again(make: Maker) -> None:
     first = make()
     nodes = set()

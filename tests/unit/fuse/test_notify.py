@@ -27,6 +27,7 @@ def test_notifications_keep_their_order(device: FakeDevice) -> None:
     notifier.name_changed(5, b"name")
     notifier.listing_changed(6)
     notifier.pages_changed(7)
+    notifier.flush()
     notifier.resend()
     bodies = [
         (Notify.INVAL_ENTRY, bytes(layout.InvalEntryOut(5, 4)) + b"name\0"),

@@ -17,6 +17,7 @@ from headrace.fuse.abi import Opcode
 from headrace.fuse.handover_state import HandoverState
 from headrace.fuse.io_modes import UPPER
 from headrace.fuse.namespace_ops import NamespaceOperations
+from headrace.fuse.notify import Notifier
 from headrace.fuse.operations import Mode
 from headrace.fuse.removed_files import FREED_AT_ONCE_BYTES
 from headrace.fuse.session import Session
@@ -497,6 +498,18 @@ def test_the_next_session_serves_what_the_first_had_open(
     for _ in range(2):
         second.kernel.release(node, opened.fh)
     assert second.backings.closed == [opened.backing_id]
+
+
+def test_requests_are_resent_before_the_next_session_reads_one(
+    serve: Serve, next_state: NextState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel would resend a RELEASE that was read before, and the session would count it twice."""
+    next_state().save(init_flags=abi.HAS_RESEND, mode=Mode.SPLICE)
+    monkeypatch.setattr(Notifier, "_run", lambda self: None)  # its thread gets no time meanwhile
+    second = serve(state=next_state())
+    second.session.start()
+    assert not second.device.is_silent()
+    assert second.notification() == (abi.Notify.RESEND, b"")
 
 
 def test_a_session_that_took_over_finds_the_nodes_of_the_first(serve: Serve, next_state: NextState) -> None:
