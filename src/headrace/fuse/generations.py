@@ -7,18 +7,23 @@ So a session repeats the generations that earlier ones sent.
 
 When a file loses its last name, the next generation is counted at once, for whatever file has the number next. The
 removed file may still be open when the session dies, and then its number is free.
+
+The memory is made of words of 8 bytes. Each is stored as a whole, as the session may be killed at any time:
+
+- the number of slots that were ever used
+- the generation that nodes begin with; 0: no session yet
+- two words for each slot: the node id (0: free), and the renewals with the bit _REMOVED
 """
 
 from __future__ import annotations
 
-from struct import Struct
-
-_HEAD = Struct(
-    "<QI4x"
-)  # number of slots that were ever used; the generation that nodes begin with, 0: no session yet
-_SLOT = Struct("<QII")  # node id (0: free), renewals, 1: the file was removed and no later one was sent
+_USED, _FIRST = 0, 1
+_HEAD_BYTES, _SLOT_BYTES = 16, 16
+_GENERATION_MAX = 0xFFFFFFFF
+_REMOVED = 1 << 32
+"""Bit of a node whose file was removed, if no later one was sent. The renewals are below it."""
 SLOTS = 65536
-BYTES = _HEAD.size + SLOTS * _SLOT.size
+BYTES = _HEAD_BYTES + SLOTS * _SLOT_BYTES
 
 
 class Generations:
@@ -26,33 +31,33 @@ class Generations:
     session, zeros at first."""
 
     def __init__(self, memory: memoryview | bytearray) -> None:
-        self._memory = memory
+        self._head = memoryview(memory)[:_HEAD_BYTES].cast("Q")
+        slots = memoryview(memory)[_HEAD_BYTES:].cast("Q")
+        self._nodes, self._states = slots[::2], slots[1::2]
         self._renewals: dict[int, int] = {}
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
         self._inherited: dict[int, None] = {}
         """Nodes of which an earlier session may have sent lookups. How many the kernel has is not known."""
         self._removed: set[int] = set()
-        self._used: int
-        self._first: int
-        self._used, self._first = _HEAD.unpack_from(memory)
+        self._used, self._first = self._head[_USED], self._head[_FIRST] & _GENERATION_MAX
         self.inherits = self._first != 0
         """True if an earlier session sent nodes to the kernel."""
         for slot in range(min(self._used, SLOTS)):
-            node, renewals, removed = _SLOT.unpack_from(memory, _offset(slot))
-            if removed:
-                self._removed.add(node)
-            if node:
-                self._renewals[node], self._slots[node], self._inherited[node] = renewals, slot, None
-            else:
+            node, state = self._nodes[slot], self._states[slot]
+            if not node:
                 self._free.append(slot)
+                continue
+            self._renewals[node] = state & _GENERATION_MAX
+            self._slots[node], self._inherited[node] = slot, None
+            if state & _REMOVED:
+                self._removed.add(node)
 
     def begin_at(self, of_index: int) -> int:
         """Return the generation that all nodes begin with: that of the index when the first session began. A node that
         rebuilt its index since has another one, and the files of the upper layer are the same."""
         if not self._first:
-            self._first = of_index & 0xFFFFFFFF
-            self._write_head()
+            self._head[_FIRST] = self._first = of_index & _GENERATION_MAX
         return self._first
 
     def of(self, node: int) -> int:
@@ -83,7 +88,7 @@ class Generations:
             self._write(node)
 
     def _count(self, node: int) -> None:
-        self._renewals[node] = (self.of(node) + 1) & 0xFFFFFFFF
+        self._renewals[node] = (self.of(node) + 1) & _GENERATION_MAX
         slot = self._slots[node] if node in self._slots else self._free_slot()
         if slot >= 0:
             self._slots[node] = slot
@@ -92,7 +97,8 @@ class Generations:
     def _write(self, node: int) -> None:
         slot = self._slots.get(node, -1)
         if slot >= 0:
-            _SLOT.pack_into(self._memory, _offset(slot), node, self.of(node), node in self._removed)
+            self._states[slot] = self.of(node) | (_REMOVED if node in self._removed else 0)
+            self._nodes[slot] = node
 
     def forget(self, node: int) -> None:
         """Drop a node that the kernel has forgotten. One of an earlier session stays: the kernel may have more lookups
@@ -105,24 +111,16 @@ class Generations:
         self._removed.discard(node)
         slot = self._slots.pop(node, -1)
         if slot >= 0:
-            _SLOT.pack_into(self._memory, _offset(slot), 0, 0, 0)
+            self._nodes[slot] = 0
             self._free.append(slot)
 
     def _free_slot(self) -> int:
         """Return a free slot; -1 when all are in use."""
         if not self._free and self._used < SLOTS:
-            self._used += 1
-            self._write_head()
+            self._head[_USED] = self._used = self._used + 1
             return self._used - 1
         if not self._free and self._inherited:
             oldest = next(iter(self._inherited))
             del self._inherited[oldest]
             self._drop(oldest)
         return self._free.pop() if self._free else -1
-
-    def _write_head(self) -> None:
-        _HEAD.pack_into(self._memory, 0, self._used, self._first)
-
-
-def _offset(slot: int) -> int:
-    return _HEAD.size + slot * _SLOT.size

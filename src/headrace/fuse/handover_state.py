@@ -6,6 +6,9 @@ high, which only keeps the backing id too long, and never too low. A request tha
 would be counted again, so the last counted RELEASEs are recorded. The kernel's backing ids belong to the connection,
 so a new session continues to use them. So do the nodes of names that mounts of the kernel lie on
 (`mountpoints.py`), and the generations of nodes (`generations.py`). One session writes at a time.
+
+A session may be killed within any write. So what belongs together is valid or not by one aligned word, which is stored
+as a whole, through a memoryview, and last. Struct.pack_into would clear the bytes first, and store them one by one.
 """
 
 from __future__ import annotations
@@ -21,16 +24,17 @@ from headrace.fuse.generations import Generations
 SLOTS = 65536
 _HEAD = Struct("<8sQQ16s")  # magic, incarnation, init flags (0: no INIT yet), mode
 _SLOT = Struct("<QiI")  # node id (0: free), backing id, opens
-_COUNT = Struct("<I")
+_INCARNATION, _INIT_FLAGS = 1, 2  # numbers of words
+_MODE_AT, _MODE_BYTES = 24, 16
 _SLOTS_AT = 64
 _MAGIC = b"HRFUSE2\0"
 _REQUESTS_BYTES = 64 * 8  # several: a session may die before the resent requests that an earlier one applied
 _RELEASES_AT = _SLOTS_AT + SLOTS * _SLOT.size
 _NAMES_AT = _RELEASES_AT + _REQUESTS_BYTES
-_NAMES = Struct("<Q")  # length of what follows
+_NAMES_HEAD_BYTES = 8  # length of what follows
 NAMES_BYTES_MAX = 1 << 18
 """Most bytes of the kept names."""
-_GENERATIONS_AT = _NAMES_AT + _NAMES.size + NAMES_BYTES_MAX
+_GENERATIONS_AT = _NAMES_AT + _NAMES_HEAD_BYTES + NAMES_BYTES_MAX
 BYTES = _GENERATIONS_AT + generations.BYTES
 
 
@@ -70,14 +74,20 @@ class HandoverState:
         if os.fstat(fd).st_size < BYTES:
             os.ftruncate(fd, BYTES)  # the FD store of an earlier version made it
         self._map = mmap.mmap(fd, BYTES)
+        memory = memoryview(self._map)
+        self._head = memory[:_SLOTS_AT].cast("Q")
+        slots = memory[_SLOTS_AT:_RELEASES_AT]
+        self._nodes, halves = slots.cast("Q")[::2], slots.cast("i")
+        self._backing_ids, self._opens = halves[2::4], halves[3::4]
+        self._names_length = memory[_NAMES_AT : _NAMES_AT + _NAMES_HEAD_BYTES].cast("Q")
         magic, self.incarnation, self.init_flags, mode = _HEAD.unpack_from(self._map)
         self.mode = mode.rstrip(b"\0").decode(errors="replace") if magic == _MAGIC else ""
         self._free: list[int] = []
         self._used: list[tuple[int, int, int, int]] = []
-        self.releases = AppliedRequests(memoryview(self._map)[_RELEASES_AT:_NAMES_AT])
+        self.releases = AppliedRequests(memory[_RELEASES_AT:_NAMES_AT])
         """The RELEASEs of passthrough opens. One is recorded before it is counted: if the session dies in between, the
         count is too high, not too low."""
-        self.generations = Generations(memoryview(self._map)[_GENERATIONS_AT:BYTES])
+        self.generations = Generations(memory[_GENERATIONS_AT:BYTES])
         # read, not mapped: a look at a page of the map would allocate it
         written = os.pread(fd, SLOTS * _SLOT.size, _SLOTS_AT).rstrip(b"\0")
         self._unused = -(-len(written) // _SLOT.size)
@@ -98,7 +108,9 @@ class HandoverState:
 
     def save(self, *, init_flags: int, mode: str) -> None:
         self.init_flags, self.mode = init_flags, mode
-        self._write_head()
+        self._map[_MODE_AT : _MODE_AT + _MODE_BYTES] = mode.encode().ljust(_MODE_BYTES, b"\0")
+        self._head[0] = int.from_bytes(_MAGIC, "little")
+        self._head[_INIT_FLAGS] = init_flags
 
     def next_incarnation(self) -> int:
         return self.raise_incarnation(self.incarnation + 1)
@@ -106,26 +118,23 @@ class HandoverState:
     def raise_incarnation(self, used: int) -> int:
         """Record that an incarnation is in use, and return it; it wraps after 65535 sessions of one mount."""
         self.incarnation = max(self.incarnation, used) if used < 0x10000 else 1
-        self._write_head()
+        self._head[_INCARNATION] = self.incarnation
         return self.incarnation if used >= 0x10000 else used
-
-    def _write_head(self) -> None:
-        _HEAD.pack_into(self._map, 0, _MAGIC, self.incarnation, self.init_flags, self.mode.encode())
 
     @property
     def kept_names(self) -> bytes:
         """Return what `keep_names` stored last."""
-        (length,) = _NAMES.unpack_from(self._map, _NAMES_AT)
-        start = _NAMES_AT + _NAMES.size
+        length = self._names_length[0]
+        start = _NAMES_AT + _NAMES_HEAD_BYTES
         return self._map[start : start + min(length, NAMES_BYTES_MAX)]
 
     def keep_names(self, rows: bytes) -> None:
         """Replace the kept names; a session that dies meanwhile leaves none. More than NAMES_BYTES_MAX are not kept."""
-        start = _NAMES_AT + _NAMES.size
-        _NAMES.pack_into(self._map, _NAMES_AT, 0)
+        start = _NAMES_AT + _NAMES_HEAD_BYTES
+        self._names_length[0] = 0
         if len(rows) <= NAMES_BYTES_MAX:
             self._map[start : start + len(rows)] = rows
-            _NAMES.pack_into(self._map, _NAMES_AT, len(rows))
+            self._names_length[0] = len(rows)
 
     def add(self, node: int, backing_id: int) -> int:
         """Allocate a slot with one open, and return it; -1 when all slots are in use."""
@@ -136,12 +145,14 @@ class HandoverState:
             self._unused += 1
         else:
             return -1
-        _SLOT.pack_into(self._map, _SLOTS_AT + slot * 16, node, backing_id, 1)
+        self._backing_ids[slot] = backing_id
+        self._opens[slot] = 1
+        self._nodes[slot] = node
         return slot
 
     def count(self, slot: int, opens: int) -> None:
-        _COUNT.pack_into(self._map, _SLOTS_AT + 12 + slot * 16, opens)
+        self._opens[slot] = opens
 
     def remove(self, slot: int) -> None:
-        _SLOT.pack_into(self._map, _SLOTS_AT + slot * 16, 0, 0, 0)
+        self._nodes[slot] = 0
         self._free.append(slot)

@@ -38,7 +38,7 @@ _SLOTS = 8
 _RELEASES_AT = 64 + _SLOTS * 16
 _NAMES_AT = _RELEASES_AT + 512
 _GENERATIONS_AT = _NAMES_AT + 128
-_GENERATIONS_BYTES = generations._HEAD.size + _SLOTS * generations._SLOT.size
+_GENERATIONS_BYTES = generations._HEAD_BYTES + _SLOTS * generations._SLOT_BYTES
 """The size of a small handover state: a real one has 65536 slots, and takes 0.1 s to read."""
 
 
@@ -238,8 +238,7 @@ FUZZERS = [
             handover_state._HEAD.pack(b"HRFUSE2\0", 5, 7, b"passthrough").ljust(64, b"\0")
             + handover_state._SLOT.pack(5, 6, 7),
             handover_state._HEAD.pack(b"HRFUSE2\0", 5, 7, b"passthrough").ljust(_GENERATIONS_AT, b"\0")
-            + generations._HEAD.pack(1, 3)
-            + generations._SLOT.pack(5, 0xFFFFFFFF, 1),
+            + struct.pack("<4Q", 1, 3, 5, 1 << 32 | 0xFFFFFFFF),
         ],
         input_bytes_max=1024,
     ),

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from headrace.fuse import generations
 from headrace.fuse.generations import BYTES, Generations
+from tests.writing_program import written_words
+
+NODE = 0x1020304050607
+WRITES = f"""
+import mmap, sys
+from headrace.fuse.generations import BYTES, Generations
+
+generations = Generations(memoryview(mmap.mmap(int(sys.argv[1]), BYTES)))
+generations.begin_at(0x3030303)
+generations.renew({NODE})
+print("begun", flush=True)
+while True:
+    generations.renew({NODE})
+"""
 
 
 @pytest.fixture
@@ -86,3 +102,15 @@ def test_a_removed_file_is_dropped_with_its_last_lookup_if_that_is_known(memory:
         generations.remove(node, counted=True)
     assert (generations.is_removed(12), generations.of(12)) == (False, 0), "its slot was needed"
     assert [Generations(memory).is_removed(node) for node in (12, 13, 14, 15)] == [False, True, True, True]
+
+
+def test_a_session_may_be_killed_within_any_write() -> None:
+    fd = os.memfd_create("generations", os.MFD_CLOEXEC)
+    os.ftruncate(fd, BYTES)
+    renewals = 1
+    with written_words(WRITES, fd) as words:
+        while renewals < 500_000:
+            assert words[2] == NODE
+            before, renewals = renewals, words[3]
+            assert renewals >= before
+    os.close(fd)

@@ -10,8 +10,30 @@ import pytest
 from headrace.fuse import generations, handover_state
 from headrace.fuse.abi import RESENT_BIT
 from headrace.fuse.handover_state import HandoverState
+from tests.writing_program import written_words
 
 SLOTS = 8
+WRITES = """
+import itertools, sys
+from headrace.fuse.handover_state import HandoverState
+
+state = HandoverState(int(sys.argv[1]))
+state.save(init_flags=0x5555555555, mode="passthrough")
+state.raise_incarnation(0x4444)
+print("begun", flush=True)
+for number in itertools.count(0x1010101):
+    slot = state.add(number << 32 | number, number)
+    state.count(slot, 0x2020202)
+    state.raise_incarnation(7)
+    state.keep_names(b"a" * 0x222)
+    state.releases.record(number << 32 | number)
+    state.remove(slot)
+"""
+
+
+def twice(number: int) -> bool:
+    """Return whether both halves of a word are the same, as the program stored it."""
+    return number >> 32 == number & 0xFFFFFFFF
 
 
 @pytest.fixture
@@ -103,6 +125,25 @@ def test_a_state_that_an_earlier_version_made_is_extended(fd: int) -> None:
     os.ftruncate(fd, handover_state.BYTES - generations.BYTES)
     HandoverState(fd).generations.renew(7)
     assert HandoverState(fd).generations.of(7) == 1
+
+
+def test_a_session_may_be_killed_within_any_write(fd: int) -> None:
+    nodes: set[int] = set()
+    slot, release, names = (
+        offset // 8
+        for offset in (handover_state._SLOTS_AT, handover_state._RELEASES_AT, handover_state._NAMES_AT)
+    )
+    with written_words(WRITES, fd) as words:
+        while len(nodes) < 300:
+            assert (words[1], words[2]) == (0x4444, 0x5555555555)
+            assert words[names] in (0, 0x222)
+            assert twice(words[release])
+            node, counted = words[slot], words[slot + 1]
+            assert twice(node)
+            if node and node == words[slot]:  # the same one as before
+                assert counted & 0xFFFFFFFF == node & 0xFFFFFFFF
+                assert counted >> 32 in (1, 0x2020202)
+                nodes.add(node)
 
 
 def test_a_state_of_another_format_is_no_state(fd: int) -> None:
