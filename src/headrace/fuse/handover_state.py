@@ -3,9 +3,10 @@
 It holds what INIT negotiated, the highest incarnation ever used, and one slot for each registered backing id with its
 count of opens. The session changes a slot before it replies to the kernel. After a crash a count may therefore be too
 high, which only keeps the backing id too long, and never too low. A request that the kernel resends after a crash
-would be counted again, so the last counted RELEASEs are recorded. The kernel's backing ids belong to the connection,
-so a new session continues to use them. So do the nodes of names that mounts of the kernel lie on
-(`mountpoints.py`), and the generations of nodes (`generations.py`). One session writes at a time.
+would be applied again, so the last RELEASEs that were counted, and the last exchanges of names, are recorded. The
+kernel's backing ids belong to the connection, so a new session continues to use them. So do the nodes of names that
+mounts of the kernel lie on (`mountpoints.py`), and the generations of nodes (`generations.py`). One session writes at a
+time.
 
 A session may be killed within any write. So what belongs together is valid or not by one aligned word, which is stored
 as a whole, through a memoryview, and last. Struct.pack_into would clear the bytes first, and store them one by one.
@@ -35,7 +36,8 @@ _NAMES_HEAD_BYTES = 8  # length of what follows
 NAMES_BYTES_MAX = 1 << 18
 """Most bytes of the kept names."""
 _GENERATIONS_AT = _NAMES_AT + _NAMES_HEAD_BYTES + NAMES_BYTES_MAX
-BYTES = _GENERATIONS_AT + generations.BYTES
+_EXCHANGES_AT = _GENERATIONS_AT + generations.BYTES
+BYTES = _EXCHANGES_AT + _REQUESTS_BYTES
 
 
 def create() -> int:
@@ -87,7 +89,9 @@ class HandoverState:
         self.releases = AppliedRequests(memory[_RELEASES_AT:_NAMES_AT])
         """The RELEASEs of passthrough opens. One is recorded before it is counted: if the session dies in between, the
         count is too high, not too low."""
-        self.generations = Generations(memory[_GENERATIONS_AT:BYTES])
+        self.generations = Generations(memory[_GENERATIONS_AT:_EXCHANGES_AT])
+        self.exchanges = AppliedRequests(memory[_EXCHANGES_AT:BYTES])
+        """The renames that exchanged two names. A second exchange would undo the first."""
         # read, not mapped: a look at a page of the map would allocate it
         written = os.pread(fd, SLOTS * _SLOT.size, _SLOTS_AT).rstrip(b"\0")
         self._unused = -(-len(written) // _SLOT.size)

@@ -56,6 +56,7 @@ class InodeIoModes:
         self._refused: set[int] = set()
         self._start = handover.next_incarnation()
         self.generations = handover.generations
+        self.exchanges = handover.exchanges
         self.inherits = handover.init_flags != 0
         """True if an earlier session may have opened files that are open still."""
         self._adopt()

@@ -541,6 +541,10 @@ class NamespaceOperations(Operations):
     ) -> int:
         """Rename between two (directory, name) pairs, under the layer's lock, and record which nodes moved."""
         source, target = join(self._path(old[0]), old[1]), join(self._path(new[0]), new[1])
+        if self._inodes.exchanges.is_repeated(unique) and self._is_applied_resend(unique, target, source):
+            for place in (new, old):
+                self._kernel.name_changed(*place)  # as after a copy, which the first call may have made
+            return 0
         replaced = self._tree.view.lookup_upper(target)
         moved = self._tree.view.lookup_upper(source)
         if (
@@ -557,6 +561,7 @@ class NamespaceOperations(Operations):
             lambda: self._tree.rename(source, target, flags, copied=copied),
         )
         if flags & EXCHANGE:
+            self._inodes.exchanges.record(unique)
             self._nodes.moved(target_node, new, old)
         else:
             self._nodes.removed(target_node, new, replaced)

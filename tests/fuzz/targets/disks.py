@@ -39,6 +39,7 @@ _RELEASES_AT = 64 + _SLOTS * 16
 _NAMES_AT = _RELEASES_AT + 512
 _GENERATIONS_AT = _NAMES_AT + 128
 _GENERATIONS_BYTES = generations._HEAD_BYTES + _SLOTS * generations._SLOT_BYTES
+_EXCHANGES_AT = _GENERATIONS_AT + _GENERATIONS_BYTES
 """The size of a small handover state: a real one has 65536 slots, and takes 0.1 s to read."""
 
 
@@ -100,7 +101,8 @@ def _handover(data: bytes) -> None:
             _RELEASES_AT=_RELEASES_AT,
             _NAMES_AT=_NAMES_AT,
             _GENERATIONS_AT=_GENERATIONS_AT,
-            BYTES=_GENERATIONS_AT + _GENERATIONS_BYTES,
+            _EXCHANGES_AT=_EXCHANGES_AT,
+            BYTES=_EXCHANGES_AT + handover_state._REQUESTS_BYTES,
         ),
     ):
         _hand_over(data)
@@ -115,6 +117,7 @@ def _hand_over(data: bytes) -> None:
             assert 0 <= slot < handover_state.SLOTS and opens >= 0
         assert state.raise_incarnation(state.incarnation + 1) > 0
         state.releases.record(5)
+        state.exchanges.record(5)
         assert len(state.kept_names) <= handover_state.NAMES_BYTES_MAX
         _use_generations(state.generations)
     finally:

@@ -79,6 +79,12 @@ def test_a_file_is_half_renamed(make_host: MakeHost, tmp_path: Path) -> None:
     check(make_host, tmp_path, operations, mode="back", step="tree.renamed:1")
 
 
+def test_names_are_exchanged_once(make_host: MakeHost, tmp_path: Path) -> None:
+    exchange = "import ctypes; assert ctypes.CDLL(None).renameat2(-100, b'{}', -100, b'{}', 2) == 0"
+    operations = (exchange.format("one/a", "two/b"), exchange.format("one/a", "one/b"))
+    check(make_host, tmp_path, operations, mode="back", step="fuse.changed:1")
+
+
 def test_close_waits_for_the_origin_after_the_session_died(make_host: MakeHost) -> None:
     """The file was opened and written through the session that died."""
     host = make_host(write="through", persist_delay_s=600)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.fuse import generations, handover_state
+from headrace.fuse import handover_state
 from headrace.fuse.abi import RESENT_BIT
 from headrace.fuse.handover_state import HandoverState
 from tests.writing_program import written_words
@@ -122,9 +122,14 @@ def test_the_last_releases_are_remembered_in_order(fd: int) -> None:
 
 
 def test_a_state_that_an_earlier_version_made_is_extended(fd: int) -> None:
-    os.ftruncate(fd, handover_state.BYTES - generations.BYTES)
-    HandoverState(fd).generations.renew(7)
-    assert HandoverState(fd).generations.of(7) == 1
+    os.ftruncate(fd, handover_state._GENERATIONS_AT)
+    first = HandoverState(fd)
+    first.generations.renew(7)
+    first.exchanges.record(8)
+    second = HandoverState(fd)
+    assert second.generations.of(7) == 1
+    assert second.exchanges.is_repeated(8 | RESENT_BIT)
+    assert not second.releases.is_repeated(8 | RESENT_BIT)
 
 
 def test_a_session_may_be_killed_within_any_write(fd: int) -> None:

@@ -484,6 +484,22 @@ def test_a_change_that_the_earlier_session_made_is_done_when_it_is_sent_again(wr
     assert writable.kernel.errno(*rename) == errno.ENOENT
 
 
+def test_an_exchange_that_the_earlier_session_made_is_not_undone(open_mount: OpenMount) -> None:
+    """It waits for the origin as the first one did, and the kernel may know the names as they were before a copy."""
+    mount = open_mount(write="through")
+    for name, data in ((b"first", b"1"), (b"second", b"22")):
+        mount.kernel.write_file(name, data)
+    exchange = (Opcode.RENAME2, ROOT, layout.Rename2In(ROOT, EXCHANGE), b"first\0second\0")
+    assert mount.kernel.errno(*exchange, unique=10) == 0
+    mount.client.reported, mount.client.secured = [], []
+    assert mount.kernel.errno(*exchange, unique=RESENT) == 0
+    assert mount.kernel.read(mount.kernel.node("first")) == b"22"
+    assert mount.client.reported == mount.client.secured == [b"/second", b"/first"]
+    assert mount.invalidated == [(ROOT, b"second"), (ROOT, b"first")]
+    assert mount.kernel.errno(*exchange, unique=12) == 0
+    assert mount.kernel.read(mount.kernel.node("first")) == b"1"
+
+
 @pytest.fixture
 def leased(writable: MemoryMount) -> MemoryMount:
     """A mount of a cluster's node. The client acquires each directory lease that it claims."""
