@@ -24,7 +24,7 @@ from headrace.fuse.generations import Generations
 
 SLOTS = 65536
 _HEAD = Struct("<8sQQ16s")  # magic, incarnation, init flags (0: no INIT yet), mode
-_SLOT = Struct("<QiI")  # node id (0: free), backing id, opens
+_SLOT = Struct("<QiI")  # node id (0: free), backing id (negative: of a damaged file), opens
 _INCARNATION, _INIT_FLAGS = 1, 2  # numbers of words
 _MODE_AT, _MODE_BYTES = 24, 16
 _SLOTS_AT = 64
@@ -107,7 +107,8 @@ class HandoverState:
             self._free.append(slot)
 
     def inherited_slots(self) -> list[tuple[int, int, int, int]]:
-        """Return (slot, node, backing id, opens) of each slot that an earlier session left in use."""
+        """Return (slot, node, backing id, opens) of each slot that an earlier session left in use. The backing id of a
+        damaged file is negative."""
         return self._used
 
     def save(self, *, init_flags: int, mode: str) -> None:
@@ -156,6 +157,9 @@ class HandoverState:
 
     def count(self, slot: int, opens: int) -> None:
         self._opens[slot] = opens
+
+    def mark_damaged(self, slot: int) -> None:
+        self._backing_ids[slot] = -abs(self._backing_ids[slot])
 
     def remove(self, slot: int) -> None:
         self._nodes[slot] = 0

@@ -63,10 +63,17 @@ class InodeIoModes:
 
     def _adopt(self) -> None:
         for slot, node, backing_id, opens in self._handover.inherited_slots():
-            self._backings[node] = Backing(backing_id, slot, opens)
-            self._incarnations[node & FILE_ID_MAX] = node >> NODE_SHIFT
+            backing = self._backings[node] = Backing(abs(backing_id), slot, opens)
+            backing.evicted = backing.damaged = backing_id < 0
+            id, incarnation = node & FILE_ID_MAX, node >> NODE_SHIFT
+            self._incarnations[id] = max(incarnation, self._incarnations.get(id, 0))
             if opens == 0:
                 self._idle[node] = None
+        for node, backing in list(self._backings.items()):
+            if backing.damaged and self.is_current(node):
+                del self._incarnations[node & FILE_ID_MAX]  # later opens get a new node
+            if backing.damaged and backing.opens == 0:
+                self._drop(node)
 
     def node_of(self, id: FileId, kind: Kind) -> int:
         if kind is Kind.DIRECTORY or id & UPPER:
@@ -198,6 +205,7 @@ class InodeIoModes:
                 backing = self._backings.get(node)
                 if backing is not None:
                     backing.damaged = True
+                    self._handover.mark_damaged(backing.slot)
                     self._incarnations[id] = self._handover.raise_incarnation((node >> NODE_SHIFT) + 1)
             return [
                 incarnation << NODE_SHIFT | id

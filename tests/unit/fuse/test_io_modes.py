@@ -142,6 +142,59 @@ def test_takeover_goes_on_with_backing_ids_and_new_incarnations(kernel: Kernel, 
     assert not kernel.live
 
 
+def test_a_damaged_file_stays_damaged_for_the_next_session(kernel: Kernel, make: Maker) -> None:
+    before = make()
+    node = before.node_of(FileId(7), Kind.FILE)
+    bad = before.open_passthrough(node, kernel.register)
+    before.damage([7])
+    after = make()
+    assert after.is_damaged(node)
+    assert after.open_hit(node) == 0
+    assert not after.may_pass(node)
+    fresh = after.node_of(FileId(7), Kind.FILE)
+    assert fresh != node
+    assert not after.is_damaged(fresh)
+    good = after.open_passthrough(fresh, kernel.register)
+    assert kernel.live == {bad, good}
+    last = make()
+    assert last.node_of(FileId(7), Kind.FILE) == fresh
+    assert (last.open_hit(node), last.open_hit(fresh)) == (0, good)
+    last.release_passthrough(node, next(UNIQUES))
+    assert kernel.live == {good}
+
+
+@pytest.mark.parametrize("slot", [0, 2])
+def test_the_newest_of_the_nodes_that_a_file_had_is_the_current_one(
+    kernel: Kernel, make: Maker, slot: int
+) -> None:
+    """The slot of the newest one in the handover state may be before or after that of the older one."""
+    before = make()
+    other, old = (before.node_of(FileId(id), Kind.FILE) for id in (6, 7))
+    for node in (other, old):
+        before.open_passthrough(node, kernel.register)
+    before.refuse(old)
+    newest = before.node_of(FileId(7), Kind.FILE)
+    if slot == 0:
+        before.release_passthrough(other, next(UNIQUES), keep=False)
+    before.open_passthrough(newest, kernel.register)
+    assert before._backings[newest].slot == slot
+    assert make().node_of(FileId(7), Kind.FILE) == newest
+
+
+def test_a_damaged_file_that_was_just_closed_is_dropped_by_the_next_session(
+    kernel: Kernel, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = make()
+    node = before.node_of(FileId(7), Kind.FILE)
+    before.open_passthrough(node, kernel.register)
+    before.damage([7])
+    monkeypatch.setattr(before, "_drop", lambda node: None)  # it is killed before
+    before.release_passthrough(node, next(UNIQUES))
+    assert kernel.live
+    assert make().counts() == (0, 0)
+    assert not kernel.live
+
+
 def test_a_release_that_is_asked_again_is_counted_once(kernel: Kernel, make: Maker) -> None:
     """The session died between the count and the answer, the next one before it came to it: the third must know."""
     first = make()
