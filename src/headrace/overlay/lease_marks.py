@@ -11,8 +11,6 @@ file, which the node extends while it is a member of the cluster.
 
 from __future__ import annotations
 
-import struct
-
 import xxhash
 
 from headrace.base import boot_clock
@@ -20,8 +18,8 @@ from headrace.base.beneath import SafePath
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.shared_page import shared_page
 
-_STATE = struct.Struct("<QQ")
-"""Generation of the marks, and end of the leases (CLOCK_BOOTTIME, ns)."""
+_GENERATION, _LEASES_END = 0, 1
+"""Words of the page: the generation of the marks, and the end of the leases (CLOCK_BOOTTIME, ns)."""
 _FOREVER_S = 1e9
 """Latest end of a lease that the page can hold, in seconds."""
 
@@ -31,11 +29,11 @@ class DirectoryFlags:
     that marks are not used."""
 
     def __init__(self, path: str) -> None:
-        self._map = shared_page(path)
+        self._page = shared_page(path)
 
     @property
     def generation(self) -> int:
-        return int(_STATE.unpack_from(self._map)[0])
+        return self._page[_GENERATION]
 
     @property
     def is_on(self) -> bool:
@@ -44,11 +42,12 @@ class DirectoryFlags:
 
     def begin(self, generation: int) -> None:
         """Invalidate all earlier marks, and end all leases."""
-        _STATE.pack_into(self._map, 0, generation, 0)
+        self._page[_LEASES_END] = 0
+        self._page[_GENERATION] = generation
 
     def extend_leases(self, until_s: float) -> None:
         """Extend the leases. until_s: CLOCK_BOOTTIME, the clock of all processes of a host."""
-        _STATE.pack_into(self._map, 0, self.generation, int(min(max(0.0, until_s), _FOREVER_S) * 1e9))
+        self._page[_LEASES_END] = int(min(max(0.0, until_s), _FOREVER_S) * 1e9)
 
     def is_published(self, upper_path: SafePath, directory: bytes) -> bool:
         """Return whether the mark `published` is valid. upper_path: the directory in the layer. directory: its path in
@@ -57,9 +56,8 @@ class DirectoryFlags:
 
     def is_leased(self, upper_path: SafePath, directory: bytes) -> bool:
         """Return whether the mark `leased` is valid."""
-        return boot_clock.now_ns() < _STATE.unpack_from(self._map)[1] and self._has(
-            upper_path, directory, MARKS.leased
-        )
+        is_in_time = boot_clock.now_ns() < self._page[_LEASES_END]
+        return is_in_time and self._has(upper_path, directory, MARKS.leased)
 
     def set(self, upper_path: SafePath, directory: bytes, mark: str) -> bool:
         """Set a mark. Return False if the directory does not exist."""
@@ -78,7 +76,7 @@ class DirectoryFlags:
         return True
 
     def close(self) -> None:
-        self._map.close()
+        self._page.release()
 
     def _has(self, upper_path: SafePath, directory: bytes, mark: str) -> bool:
         try:
