@@ -19,6 +19,7 @@ from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError
 from headrace.base.model import FileId
 from headrace.base.namespace_path import is_at_or_below
+from headrace.base.printable import path_text
 from headrace.base.tasks import OwnedTasks
 from headrace.jobs.automatic_seals import AutomaticSeals
 from headrace.jobs.data_sets import data_sets
@@ -98,7 +99,7 @@ class AutoSeal:
         """Return each data set with its seal, or why it has none and when it is looked at again, in seconds."""
         return [
             {
-                "path": os.fsdecode(path),
+                "path": path_text(path),
                 "seal": str(data_set.seal or ""),
                 "why": data_set.why,
                 "next_s": None if data_set.seal is not None else round(self._wait_s(data_set), 1),

@@ -6,9 +6,9 @@ is sealed as a whole.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 
+from headrace.base.printable import path_text
 from headrace.policy.resolve import PolicyResolver
 
 
@@ -48,7 +48,7 @@ def _is_chosen(path: bytes, policy: PolicyResolver, by_default: bool) -> bool:  
 
 
 def _reason_against(refused: bytes | None) -> str:
-    return "" if refused is None else f"a rule of the policy says off for {os.fsdecode(refused)}"
+    return "" if refused is None else f"a rule of the policy says off for {path_text(refused)}"
 
 
 def _above(path: bytes) -> Iterator[bytes]:

@@ -17,6 +17,7 @@ from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PathNotFoundError
 from headrace.base.model import Entry, FileId
+from headrace.base.printable import utf8_text
 from headrace.base.rate_meter import RateMeter
 from headrace.base.tasks import OwnedTasks
 from headrace.jobs.files import LoadJob
@@ -214,8 +215,4 @@ class JobTask:
     def _fail(self, path: str, reason: str) -> None:
         self._failed_files += 1
         if len(self._failed) < FAILED_KEPT_MAX:  # records are JSON, but names need not be UTF-8
-            self._failed.append((_printable(path), _printable(reason)))
-
-
-def _printable(text: str) -> str:
-    return os.fsencode(text).decode(errors="backslashreplace")
+            self._failed.append((utf8_text(path), utf8_text(reason)))

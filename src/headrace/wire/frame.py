@@ -3,12 +3,13 @@ socket."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from headrace.base.decoding import decode_with, msgpack_decoder
 from headrace.base.errors import HeadraceError, ProtocolError, error_classes
+from headrace.base.printable import utf8_text
 from headrace.wire.message import Message
 from headrace.wire.messages import Answer, Failure, Request
 
@@ -24,7 +25,27 @@ Kind = TypeVar("Kind")
 
 def encode(message: Message) -> bytes:
     """Return the complete frame of a message."""
-    body = _encoder.encode(message)
+    return _with_length(_encoder.encode(message))
+
+
+def encode_answer(message: Message) -> bytes:
+    """Return the complete frame of an answer. One name that is not UTF-8 must not withhold the rest of it."""
+    try:
+        return encode(message)
+    except UnicodeEncodeError:
+        body = _encoder.encode(_in_utf8(msgspec.to_builtins(message, builtin_types=(bytes,))))
+        return _with_length(body)
+
+
+def _in_utf8(value: Any) -> Any:
+    if isinstance(value, str):
+        return utf8_text(value)
+    if isinstance(value, dict):
+        return {_in_utf8(key): _in_utf8(item) for key, item in value.items()}
+    return [_in_utf8(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _with_length(body: bytes) -> bytes:
     return len(body).to_bytes(HEADER_BYTES, "little") + body
 
 
@@ -57,11 +78,7 @@ def decode_answer(body: bytes) -> Answer:
 
 def failure_of(error: HeadraceError) -> Failure:
     """Return an error as a message. Its texts become UTF-8, as they may contain a file name that is not."""
-    return Failure(error.code, *map(_utf8, (error.what, error.why, error.hint)))
-
-
-def _utf8(text: str) -> str:
-    return text.encode(errors="backslashreplace").decode()
+    return Failure(error.code, *map(utf8_text, (error.what, error.why, error.hint)))
 
 
 _ERRORS = error_classes()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from headrace.base.clock import monotonic_s
+from headrace.base.printable import path_text, utf8_text
 
 BACKOFF_S_MAX = 60.0
 """Longest pause before a failed path is tried again, in seconds."""
@@ -159,8 +159,8 @@ class DirtySet:
 
     def failing(self, path: bytes) -> list[tuple[str, str]]:
         """Return the paths that failed, at and below a path: (path, reason)."""
-        errors = [(os.fsdecode(dirty_path), self._all[dirty_path].error) for dirty_path in self.below(path)]
-        return [(name, error) for name, error in errors if error]
+        errors = [(dirty_path, self._all[dirty_path].error) for dirty_path in self.below(path)]
+        return [(path_text(name), utf8_text(error)) for name, error in errors if error]
 
     def status(self) -> dict[str, object]:
         now_s = monotonic_s()

@@ -29,6 +29,7 @@ from collections.abc import Iterable
 from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Entry
+from headrace.base.printable import path_text
 from headrace.base.tasks import OwnedTasks
 from headrace.overlay.moves import clear_work
 from headrace.writeback.changes import ChangeTracker
@@ -309,7 +310,7 @@ class WriteBack:
             "files_removed": self.counts.removed,
             "failures": self.counts.failures,
             "conflicts": [
-                {"path": os.fsdecode(conflict.path), "kept": os.fsdecode(conflict.kept), "why": conflict.why}
+                {"path": path_text(conflict.path), "kept": path_text(conflict.kept), "why": conflict.why}
                 for conflict in self._layer.journal.conflicts()
             ],
         }

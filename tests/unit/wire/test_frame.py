@@ -6,7 +6,7 @@ import pytest
 
 from headrace.base.errors import ProtocolError, error_classes
 from headrace.wire import frame
-from headrace.wire.messages import Failure, FillRange, JobState, Lookup
+from headrace.wire.messages import Failure, FillRange, JobState, Lookup, OpenedMany, Report
 
 
 def test_round_trip() -> None:
@@ -44,3 +44,20 @@ def test_every_error_crosses_the_wire_as_itself(code: str) -> None:
 
 def test_an_unknown_code_is_still_an_error() -> None:
     assert str(frame.error_of(Failure(code="from.the.future", what="x", why="", hint=""))) == "x"
+
+
+def test_one_name_that_is_not_utf8_withholds_no_answer() -> None:
+    rows = [{"path": "/a\udcff", "kept": "/a%FF"}, {"path": "/\ud800", "kept": "ü\n"}]
+    body = frame.encode_answer(Report(status={"conflicts": rows, "by\udcfe": {"bytes": b"\xff", "files": 1}}))
+    shown = [{"path": r"/a\xff", "kept": "/a%FF"}, {"path": r"/\ud800", "kept": "ü\n"}]
+    answer = frame.decode_answer(body[frame.HEADER_BYTES :])
+    assert answer == Report(status={"conflicts": shown, r"by\xfe": {"bytes": b"\xff", "files": 1}})
+    state = JobState(True, 0, 1, 0, 2, 1, [("/a\udcff", "no\udcfe")], False)
+    answer = frame.decode_answer(frame.encode_answer(state)[frame.HEADER_BYTES :])
+    assert answer == JobState(True, 0, 1, 0, 2, 1, [(r"/a\xff", r"no\xfe")], False)
+    assert frame.encode_answer(OpenedMany([1], True)) == frame.encode(OpenedMany([1], True))
+
+
+def test_an_error_about_a_name_that_is_not_utf8_shows_its_bytes() -> None:
+    failure = frame.failure_of(ProtocolError("/a\udcff", why="no"))
+    assert str(frame.error_of(failure)) == r"/a\xff: no"

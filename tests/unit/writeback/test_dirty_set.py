@@ -66,3 +66,10 @@ def test_a_round_has_a_limit() -> None:
     for number in range(5):
         dirty.add(b"/%d" % number, 0.0)
     assert len(dirty.due(1.0, 3)) == 3
+
+
+def test_failed_names_that_are_not_utf8_are_shown_by_their_bytes() -> None:
+    dirty = DirtySet()
+    dirty.add(b"/d/a\xff", 0.0).error = "key a\udcff: denied"
+    assert dirty.failing(b"/d") == [(r"/d/a\xff", r"key a\xff: denied")]
+    assert dirty.status()["errors"] == [[r"/d/a\xff", r"key a\xff: denied"]]

@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headrace.base.clock import monotonic_s
@@ -22,7 +23,7 @@ from headrace.writeback.observers import WriteObserver
 from headrace.writeback.pending_removals import near
 from headrace.writeback.planner import StepPlanner
 from headrace.writeback.reconcile import SyncStep
-from headrace.writeback.sync_journal import JournalRecord
+from headrace.writeback.sync_journal import Conflict, JournalRecord
 from headrace.writeback.writeback import SCAN_INTERVAL_S, WriteBack
 from tests.faulty_origin import FaultyOrigin, PlannedFault
 from tests.unit.writeback.layer_fixture import LIMIT_S, LayerFixture, crash_at
@@ -533,3 +534,11 @@ async def test_a_stop_ends_the_notification_of_a_killed_caller(layer: LayerFixtu
     async with layer.running(layer.write_back(observer)) as write, OwnedTasks() as tasks:
         await persist_and_kill(layer, write, observer, tasks)
     assert observer.is_cut_off
+
+
+async def test_the_status_names_conflicts_that_are_not_utf8(layer: LayerFixture) -> None:
+    layer.journal.add_conflict(Conflict(b"/d/a\xff", b"/d/a%FF", "the origin takes no such name", 1.0))
+    write = layer.write_back()
+    row = {"path": r"/d/a\xff", "kept": "/d/a%FF", "why": "the origin takes no such name"}
+    status = msgspec.msgpack.decode(msgspec.msgpack.encode(write.status()))
+    assert status["conflicts"] == [row]

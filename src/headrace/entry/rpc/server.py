@@ -256,7 +256,7 @@ class RpcServer:
 
 
 async def _send(writer: asyncio.StreamWriter, message: Message) -> None:
-    writer.write(frame.encode(message))
+    writer.write(frame.encode_answer(message))
     await writer.drain()
 
 

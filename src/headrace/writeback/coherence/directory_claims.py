@@ -25,6 +25,7 @@ from headrace.base import boot_clock
 from headrace.base.decoding import decode_json
 from headrace.base.errors import ClusterUnavailableError, HeadraceError, UsageError
 from headrace.base.namespace_path import check_node_id, check_path, is_at_or_below
+from headrace.base.printable import path_text
 from headrace.base.tasks import OwnedTasks
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.cluster.membership import PREFIX as MEMBERS
@@ -184,7 +185,7 @@ class DirectoryClaims(WriteObserver):
     def status(self) -> dict[str, object]:
         """Return the path and the trouble of each claim."""
         rows = [
-            {"path": os.fsdecode(top), "trouble": self._trouble(claim)} for top, claim in self._held.items()
+            {"path": path_text(top), "trouble": self._trouble(claim)} for top, claim in self._held.items()
         ]
         return {"claims": rows}
 
