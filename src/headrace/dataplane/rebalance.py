@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.base.clock import monotonic_s
 from headrace.base.model import FileId
+from headrace.base.printable import path_text
 from headrace.base.tasks import OwnedTasks
 from headrace.dataplane.handover import HandoverOffers, parts_to_offer
 from headrace.ring.ownership import Ownership
@@ -257,7 +257,7 @@ class Rebalance:
     def _note_refused(self, id: FileId, part: FileRange, reason: str) -> None:
         self.files_refused += 1
         if len(self._refused) < REFUSED_MAX:
-            self._refused[id] = os.fsdecode(part.path), reason
+            self._refused[id] = path_text(part.path), reason
 
     def _owns_some(self, view: ClusterView, path: bytes, size_bytes: int) -> bool:
         """Return whether this node owns one of the file's segments."""

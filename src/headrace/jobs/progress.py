@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Entry
+from headrace.base.printable import path_text, utf8_text
 from headrace.jobs.workers import run_workers
 from headrace.seal.snapshot import SnapshotEntry
 from headrace.wire.messages import JobState
@@ -30,7 +30,7 @@ class JobProgress:
     def add_failure(self, path: str, reason: str) -> None:
         self.failed_files += 1
         if len(self.failed) < FAILED_SHOWN_MAX:
-            self.failed.append((path, reason))
+            self.failed.append((utf8_text(path), utf8_text(reason)))  # as messages are UTF-8
 
     def state(self, *, done: bool) -> JobState:
         return JobState(
@@ -49,7 +49,7 @@ class JobProgress:
 def count_verified(progress: JobProgress, entry: SnapshotEntry, why: str) -> None:
     """Count a verified file of a seal. why: what is wrong with it; "" for nothing."""
     if why:
-        progress.add_failure(os.fsdecode(entry.path), why)
+        progress.add_failure(path_text(entry.path), why)
         return
     progress.files_done += 1
     progress.bytes_done += entry.size_bytes
@@ -68,6 +68,6 @@ async def each_file(
             progress.bytes_done += bytes_done  # `+= await` would read the sum before the wait
             progress.files_done += 1
         except HeadraceError as error:
-            progress.add_failure(os.fsdecode(path), str(error))
+            progress.add_failure(path_text(path), str(error))
 
     await run_workers(files, work)
