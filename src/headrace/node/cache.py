@@ -26,8 +26,13 @@ from headrace.store.volume import Volume, take_lock
 log = logging.getLogger(__name__)
 
 
-_OF_A_START = {"cache", "capacity", "files", "index", "lock", "reserve", "written"}
-"""Names in a cache directory of which nobody can miss anything while `files` has no file."""
+_OF_A_START = {"cache", "capacity", "files", "index", "lock", "reserve", "upper", "written"}
+"""Names in a cache directory of which nobody can miss anything while `files` and `upper` have no file."""
+_TREES = ("tree", "work", "gone")
+_OF_A_LAYER = {*_TREES, "lock", "marks", "pressure", "single-owner"} | {
+    f"known.db{end}" for end in ("", "-journal", "-shm", "-wal")
+}
+"""Names in an upper layer of which nobody can miss anything while its trees are empty."""
 
 
 def remove_new_cache(folder: str) -> None:
@@ -37,10 +42,21 @@ def remove_new_cache(folder: str) -> None:
     try:
         has_files = any(files for _, _, files in os.walk(f"{folder}/files"))
         names = {name.removesuffix(".new") for name in os.listdir(folder)}  # killed before it renamed a file
-        if not has_files and names <= _OF_A_START:
+        if not has_files and names <= _OF_A_START and _is_new_layer(f"{folder}/upper"):
             shutil.rmtree(folder)
     finally:
         os.close(lock)
+
+
+def _is_new_layer(upper: str) -> bool:
+    """Return whether an upper layer, if there is any, has nothing: no file, directory or link of a user, and no mark,
+    as that of a removed name is an entry, too. Raises OSError."""
+    try:
+        names = os.listdir(upper)
+    except FileNotFoundError:
+        return True
+    trees = [f"{upper}/{name}" for name in _TREES if name in names]
+    return {*names} <= _OF_A_LAYER and not any(os.listdir(tree) for tree in trees)
 
 
 def index_folder(config: Config) -> str:

@@ -14,11 +14,14 @@ from headrace.base.cache_names import data_name
 from headrace.base.errors import EvictedError, NoSpaceError, PathNotFoundError, StoreBusyError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, FileId, ObjectMetadata, Version
 from headrace.node.cache import remove_new_cache
+from headrace.overlay.reserve import Reserve
+from headrace.overlay.upper import Upper
 from headrace.store.checksum import block_checksum
 from headrace.store.object_metadata import noted
 from headrace.store.reader import CacheReader
 from headrace.store.store import Store
 from headrace.store.volume import Volume, data_path, files_folder
+from headrace.writeback.sync_journal import SyncJournal
 from tests.unit.store.conftest import cached, content, fill
 
 from .conftest import OpenStore, crash, named
@@ -296,6 +299,32 @@ def test_a_failed_start_leaves_no_cache_behind(tmp_path: Path) -> None:
         remove_new_cache(str(folder))
         assert folder.exists() is stays
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "stays"),
+    [
+        ("known.db-wal", False),
+        ("tree/f", True),
+        ("tree/removed-directory/", True),
+        ("work/new", True),
+        ("gone/0/", True),
+        ("exclusive", True),
+    ],
+)
+def test_a_failed_start_leaves_no_empty_upper_layer_behind(tmp_path: Path, name: str, *, stays: bool) -> None:
+    """It leaves one that holds anything of a user, be it a mark of a removed name or an empty directory."""
+    folder = tmp_path / "new"
+    layer = Upper(str(folder / "upper"))
+    layer.make()
+    with layer.lock:
+        pass
+    SyncJournal(str(folder / "upper/known.db"), Reserve(str(folder))).close()
+    layer.close()
+    path = folder / "upper" / name
+    path.mkdir() if name.endswith("/") else path.touch()
+    remove_new_cache(str(folder))
+    assert folder.exists() is stays
 
 
 def test_fsck_finds_and_repairs(open_store: OpenStore) -> None:
