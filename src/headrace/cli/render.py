@@ -130,10 +130,19 @@ def _shown(name: str, value: Any) -> str:
 
         return show_size(value) if value < 1024 else f"{show_size(value)} ({value})"
     if isinstance(value, float) and name.rsplit(".", 1)[-1] == "created_s":
-        return f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(value))} ({value})"
+        return f"{show_time(value)} ({value})"
     if value is None or value in ([], {}):
         return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     return str(value)
+
+
+def show_time(time_s: float) -> str:
+    """Return a time, in seconds since 1970, as text."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_s))
 
 
 def _write(*lines: str) -> None:

@@ -18,7 +18,7 @@ from headrace.base.errors import (
 )
 from headrace.cli import options
 from headrace.cli.exit_codes import SOME_FAILED
-from headrace.cli.render import print_json, print_rows, say, warn
+from headrace.cli.render import print_json, print_rows, say, show_time, warn
 from headrace.cli.sealed_mounts import SealNode, known_node, running_node
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ SealName = Annotated[
     str, typer.Argument(metavar="NAME@VERSION", help="The seal, as `headrace seal list` prints it.")
 ]
 DIFFERENCES_SHOWN_MAX = 1000
+_HEADINGS = {"size_bytes": "size", "created_s": "created"}
 
 
 class _MakeByDefault(TyperGroup):
@@ -191,7 +192,7 @@ def list_(
         return
     node = known_node(socket, cache)
     rows = [row for seal in node.catalogue.seals() if (row := _row_of(node.catalogue, seal)) is not None]
-    print_rows(rows, as_json=json, right=("files", "size_bytes"))
+    _print_seals(rows, as_json=json)
 
 
 def push(
@@ -256,7 +257,18 @@ def _list_of_origins(socket: str | None, cache: str | None, *, as_json: bool) ->
     answer = ask(SealList(from_origin=True), socket, cache)
     assert isinstance(answer, SealRows)
     rows = [msgspec.to_builtins(row) for row in answer.rows]
-    print_rows(rows, as_json=as_json, right=("files", "size_bytes"))
+    _print_seals(rows, as_json=as_json)
+
+
+def _print_seals(rows: list[dict[str, Any]], *, as_json: bool) -> None:
+    print_rows(rows if as_json else list(map(_for_people, rows)), as_json=as_json, right=("files", "size"))
+
+
+def _for_people(row: dict[str, Any]) -> dict[str, Any]:
+    from headrace.base.sizes import show_size
+
+    shown = {**row, "size_bytes": show_size(row["size_bytes"]), "created_s": show_time(row["created_s"])}
+    return {_HEADINGS.get(name, name): value for name, value in shown.items()}
 
 
 def show(
