@@ -12,6 +12,7 @@ import msgspec
 from headrace.base.decoding import decode_with, msgpack_decoder
 from headrace.base.errors import HeadraceError, ProtocolError, error_classes
 from headrace.base.namespace_path import check_name, check_path
+from headrace.base.printable import utf8_text
 
 REQUEST_BYTES_MAX = 64 << 10
 ANSWER_BYTES_MAX = 160 << 10
@@ -163,7 +164,8 @@ def decode_answer(body: bytes) -> Answer:
 
 
 def refusal_of(error: HeadraceError) -> BrokerRefusal:
-    return BrokerRefusal(error.code, error.what, error.why, error.hint)
+    """Return an error as an answer. Its texts become UTF-8, as they may contain a file name that is not."""
+    return BrokerRefusal(error.code, *map(utf8_text, (error.what, error.why, error.hint)))
 
 
 def error_of(refusal: BrokerRefusal) -> HeadraceError:

@@ -18,6 +18,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import ROOT_ID, Entry, Kind
 from headrace.base.namespace_path import join
+from headrace.base.printable import path_text
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.entry.broker.access import ENTER, READ, Modes, User, may, modes_of
 from headrace.namespace.tree import NameTree
@@ -75,9 +76,9 @@ class View:
             if not entry.is_directory:
                 if entry.upper is not None and stat.S_ISLNK(entry.upper.st_mode):
                     raise NotSupportedError(
-                        _text(entry.path), why="it is a symbolic link", hint="read it through a mount"
+                        path_text(entry.path), why="it is a symbolic link", hint="read it through a mount"
                     )
-                raise NotADirectoryPathError(_text(entry.path), why="it is not a directory")
+                raise NotADirectoryPathError(path_text(entry.path), why="it is not a directory")
             if not may(user, self.modes(entry), ENTER):
                 raise not_allowed(entry.path)
             entry = self._child(entry, name)
@@ -134,7 +135,7 @@ class View:
         directory that the user may enter but not read."""
         directory = self.find(path, user)
         if not directory.is_directory:
-            raise NotADirectoryPathError(_text(path), why="it is not a directory")
+            raise NotADirectoryPathError(path_text(path), why="it is not a directory")
         if not may(user, self.modes(directory), READ | ENTER):
             raise not_allowed(path)
         lower = [] if directory.lower is None else self._lower_page(directory.lower, after)
@@ -211,12 +212,8 @@ def _upper_row(name: bytes, status: os.stat_result) -> BrokerRow:
 
 
 def not_allowed(path: bytes) -> NotAllowedError:
-    return NotAllowedError(_text(path), why="its mode does not let this user read it")
+    return NotAllowedError(path_text(path), why="its mode does not let this user read it")
 
 
 def _not_found(path: bytes) -> PathNotFoundError:
-    return PathNotFoundError(_text(path), why="no such file or directory")
-
-
-def _text(path: bytes) -> str:
-    return path.decode(errors="backslashreplace")
+    return PathNotFoundError(path_text(path), why="no such file or directory")
