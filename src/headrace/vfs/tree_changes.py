@@ -11,6 +11,7 @@ from typing import TypeVar
 from headrace.base.errors import StoreError, UsageError
 from headrace.base.origin_names import is_accepted
 from headrace.base.os_errors import read_only, translating_os_errors
+from headrace.base.printable import path_text
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.client.node_client import NodeClient
 from headrace.overlay.copy_up import NeedsContentError
@@ -94,7 +95,7 @@ class TreeChanges:
         """Refuse a name that no origin accepts, because the node would rename the file. Raises UsageError."""
         if self.tree.modes.of(path) in (WriteMode.BACK, WriteMode.THROUGH) and not is_accepted(path):
             raise UsageError(
-                os.fsdecode(path).encode(errors="backslashreplace").decode(),
+                path_text(path),
                 why="no origin accepts a name with control characters, or one that is not UTF-8",
                 hint="use another name",
             )
