@@ -31,7 +31,11 @@ ALLOWED = {
     "webhdfs": (),
     "diagnose": (),
     "integrations": (),
-    "cli": ("node.node", "node.cache"),  # `node run`, and the mark that an index is corrupt
+    "cli": (
+        "node.node",
+        "node.cache",
+        "origin.factory",
+    ),  # `node run`, the mark that an index is corrupt, and the check of URLs in a policy
     "bench": (),
 }
 OUTSIDE = re.compile("|".join(("/wo" + "rk/", "/ro" + "ot/", "/opt/py" + "pi")))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.base.errors import PathNotFoundError, PolicyConflictError, UsageError
+from headrace.base.errors import MissingExtraError, PathNotFoundError, PolicyConflictError, UsageError
 from headrace.base.printable import printable
 from headrace.base.sizes import show_size
 from headrace.cli import options
@@ -402,7 +402,7 @@ def check_text(text: str, file: str) -> PolicyDocument:
     from headrace.policy.document import PolicyFaultsError, parse_policy
 
     try:
-        return parse_policy(text)
+        return parse_policy(text, _canonical_url)
     except PolicyFaultsError as error:
         for fault in error.faults:
             warn(f"{file}:{fault.line}: {fault.text}")
@@ -410,6 +410,17 @@ def check_text(text: str, file: str) -> PolicyDocument:
         raise UsageError(
             f"policy {file}", why=f"{count} fault{'s' if count > 1 else ''}", hint="the policy in force stays"
         ) from None
+
+
+def _canonical_url(url: str) -> str:
+    """Return the one form of all URLs of an origin. The node may have a driver that this host has not, so such a URL
+    stays as it is. Raises UsageError for a URL of no origin."""
+    from headrace.origin.factory import parse_origin
+
+    try:
+        return parse_origin(url)
+    except MissingExtraError:
+        return url
 
 
 def _read(file: str) -> str:

@@ -14,7 +14,6 @@ from headrace.base.sizes import show_size
 from headrace.base.tasks import OwnedTasks
 from headrace.node.policies import Policies
 from headrace.node.policy_trial import ClusterCopies, PolicyTrial
-from headrace.origin.factory import parse_origin
 from headrace.policy.document import PolicyDocument, PolicyFault, PolicyFaultsError
 from headrace.store.store import Store
 from headrace.wire.peer_messages import PinnedTenant, TrialAnswer, TrialRow, TryPolicy
@@ -71,8 +70,8 @@ class ClusterTrial:
         self._others = others
 
     async def check(self, text: str, document: PolicyDocument) -> dict[str, str]:
-        """Raise PolicyFaultsError for URLs of no origin, for tiers that no node has, and for limits below what is
-        pinned on a node. Return the nodes that did not answer within CHECK_LIMIT_S, and why."""
+        """Raise PolicyFaultsError for tiers that no node has, and for limits below what is pinned on a node. Return the
+        nodes that did not answer within CHECK_LIMIT_S, and why."""
         part = await self._ask(text, document, CHECK_LIMIT_S, outcomes=False)
         return part.unanswered
 
@@ -88,8 +87,6 @@ class ClusterTrial:
 
     async def _ask(self, text: str, document: PolicyDocument, limit_s: float, *, outcomes: bool) -> TrialPart:
         """Ask all nodes at once. One that fails, or does not answer within the limit, is named."""
-        if faults := _wrong_origins(document):
-            raise PolicyFaultsError(faults)
         deadline = Deadline.after(limit_s)
         request = TryPolicy(text, outcomes, max(1, int(limit_s - ANSWER_MARGIN_S)))
         others = {} if self._others is None else self._others.ask(request, deadline)
@@ -148,20 +145,6 @@ def _added(row: TrialRow, other: TrialRow) -> TrialRow:
         row.copies + other.copies,
         row.example,
     )
-
-
-def _wrong_origins(document: PolicyDocument) -> list[PolicyFault]:
-    """Return a fault for each URL of no origin, and for each that names the origin of another one."""
-    faults = []
-    lines: dict[str, int] = {}
-    for url, origin in document.origins.items():
-        try:
-            first = lines.setdefault(parse_origin(url), origin.line)
-            if first != origin.line:
-                faults.append(PolicyFault(origin.line, f"origin: {url} is the origin of line {first}"))
-        except HeadraceError as error:
-            faults.append(PolicyFault(origin.line, f"origin: {error}"))
-    return faults
 
 
 def _pinned_above_limits(document: PolicyDocument, answers: Mapping[str, TrialAnswer]) -> list[PolicyFault]:

@@ -16,6 +16,7 @@ from headrace.namespace.mounts import MountTable
 from headrace.node.cluster_trial import ClusterTrial
 from headrace.node.policies import Policies
 from headrace.node.policy_advice import PolicyAdvisor, ReadStatistics
+from headrace.origin.factory import parse_origin
 from headrace.policy.advice import SIZES, Outlook
 from headrace.policy.document import parse_policy
 from headrace.policy.record import PolicyRecord
@@ -69,7 +70,7 @@ class PolicyRequests:
         }
 
     async def _set(self, request: PolicySet) -> PolicyShown:
-        unanswered = await self._trial.check(request.text, parse_policy(request.text))
+        unanswered = await self._trial.check(request.text, parse_policy(request.text, parse_origin))
         record = await self._policies.set(request.text, author=request.author, base=request.base)
         return msgspec.structs.replace(self._in_force(record), unanswered=unanswered)
 
@@ -93,7 +94,7 @@ class PolicyRequests:
         return PolicyExplained([self._decision(request.path, decision) for decision in decisions])
 
     async def _try(self, request: PolicyTry) -> PolicyTried:
-        document = parse_policy(request.text)
+        document = parse_policy(request.text, parse_origin)
         outcomes, unanswered = await self._trial.outcomes(request.text, document, limit_s=request.limit_s)
         return PolicyTried(outcomes, unanswered, self._policies.warnings(document))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.base.errors import UsageError
+from headrace.base.errors import HeadraceError, UsageError
 from headrace.policy import values
 from headrace.policy.effects import FIELD_OF
 from headrace.policy.key_lines import KeyPath, key_lines, line_of
@@ -26,6 +26,8 @@ FAULTS_SHOWN_MAX = 100
 _LONG_NUMBER = re.compile(r"[0-9][0-9_]{4300,}")
 
 Parse = Callable[[object], object]
+Canonical = Callable[[str], str]
+"""Returns the one form of all URLs of an origin. Raises a HeadraceError for a URL of none."""
 _EFFECTS: dict[str, Parse] = {
     "fresh": values.fresh_s,
     "admit": values.admission,
@@ -118,8 +120,9 @@ class PolicyDocument:
     origins: Mapping[str, OriginBudget] = field(default_factory=dict)
 
 
-def parse_policy(text: str) -> PolicyDocument:
-    """Parse a document. Raise PolicyFaultsError with all its faults."""
+def parse_policy(text: str, canonical: Canonical | None = None) -> PolicyDocument:
+    """Parse a document. canonical: checks the URLs of origins, before a policy is set; None for a policy in force,
+    which may name origins that only other nodes know. Raise PolicyFaultsError with all its faults."""
     if len(text) > POLICY_TEXT_MAX:
         _refuse(1, f"it has {len(text)} characters: {POLICY_TEXT_MAX} are allowed")
     try:
@@ -130,15 +133,18 @@ def parse_policy(text: str) -> PolicyDocument:
         _refuse(_line_of_long_number(text), "a number has thousands of digits")
     except RecursionError:
         _refuse(1, "no TOML: its arrays lie too deep in each other")
-    return _Parser(tables, key_lines(text)).document()
+    return _Parser(tables, key_lines(text), canonical).document()
 
 
 class _Parser:
     """Turns the tables of a document into a policy, and collects faults."""
 
-    def __init__(self, tables: dict[str, Any], lines: dict[KeyPath, int]) -> None:
+    def __init__(
+        self, tables: dict[str, Any], lines: dict[KeyPath, int], canonical: Canonical | None
+    ) -> None:
         self._tables = tables
         self._lines = lines
+        self._canonical = canonical
         self._faults: list[PolicyFault] = []
 
     def document(self) -> PolicyDocument:
@@ -188,17 +194,33 @@ class _Parser:
 
     def _origins(self, tables: object) -> dict[str, OriginBudget]:
         origins = {}
+        first_lines: dict[str, int] = {}
         for url, table in self._named("origin", tables, ORIGINS_MAX):
             path: KeyPath = ("origin", url)
             if "://" not in url:
                 self._fault(
                     path, f"{values.shown(url)} is no URL of an origin, for example s3://training-data"
                 )
+            elif self._canonical is not None:
+                self._check_url(path, self._canonical, first_lines)
             fields = self._fields(path, table, _ORIGIN)
             if "budget_month" in fields and not fields.get("egress_per_gib"):
                 self._fault((*path, "budget_month"), "budget_month: it needs a price, egress_per_gib")
             origins[url] = OriginBudget(url, self._line(path), **fields)
         return origins
+
+    def _check_url(self, path: KeyPath, canonical: Canonical, first_lines: dict[str, int]) -> None:
+        """Refuse a URL of no origin, and one of an origin that has a table already. first_lines: the lines of such
+        tables, by their canonical URLs."""
+        url = str(path[-1])
+        try:
+            origin = canonical(url)
+        except HeadraceError as error:
+            self._fault(path, f"origin: {error}")
+            return
+        if origin in first_lines:
+            self._fault(path, f"origin: {url} is the origin of line {first_lines[origin]}")
+        first_lines.setdefault(origin, self._line(path))
 
     def _named(self, kind: str, tables: object, count_max: int) -> list[tuple[str, dict[str, Any]]]:
         """Return the tables of a kind by their names; none if they are no tables, or too many."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Any
 
 import msgspec
@@ -168,24 +167,6 @@ async def test_a_tier_must_be_on_one_node_only() -> None:
         await trial_of(**nodes).check(POLICY, parse_policy(POLICY))
     nodes["b"].hangs = True  # it may have one
     assert (await trial_of(**nodes).check(POLICY, parse_policy(POLICY))).keys() == {"b"}
-
-
-async def test_urls_of_no_origin_are_refused_without_asking() -> None:
-    text = '[origin."nothing://x"]\nrequests_s = 1\n'
-    nodes = {"a": TrialOfNode(hdd()), "b": TrialOfNode(hdd())}
-    with pytest.raises(PolicyFaultsError, match="line 1: origin: "):
-        await trial_of(**nodes).check(text, parse_policy(text))
-    assert not nodes["b"].asked
-
-
-async def test_urls_that_need_a_missing_package_are_refused_with_their_lines(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("fsspec", "fsspec.registry"):
-        monkeypatch.setitem(sys.modules, name, None)
-    text = '\n[origin."sftp://host/d"]\nrequests_s = 1\n'
-    with pytest.raises(PolicyFaultsError, match=r"line 2: origin: .*fsspec is not installed"):
-        await trial_of(a=TrialOfNode(hdd())).check(text, parse_policy(text))
 
 
 @pytest.mark.parametrize(

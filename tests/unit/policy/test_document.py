@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 
 from headrace.base.priority import Priority
 from headrace.base.write_modes import WriteMode
+from headrace.origin.factory import parse_origin
 from headrace.policy import values
 from headrace.policy.document import PolicyFaultsError, parse_policy
 from headrace.policy.effects import AUTO_REPLICAS, CacheAdmission, LifeStart, TimeToLive, WritePromise
@@ -257,3 +259,33 @@ def test_tables_of_another_shape_are_faults(text: str) -> None:
 
 def test_a_rule_that_is_too_much_is_refused() -> None:
     assert faults_of('[[rule]]\nmatch=["/a"]\nttl="1d"\n' * 501)[0][1].startswith("there are 501 rules")
+
+
+ORIGINS = """
+[origin."s3://data"]
+requests_s = 1
+[origin."s3a://data/"]
+requests_s = "many"
+[origin."nothing://x"]
+requests_s = 1
+[origin."sftp://host/d"]
+requests_s = 1
+"""
+
+
+def test_origins_are_checked_together_with_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("fsspec", "fsspec.registry"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(PolicyFaultsError) as raised:
+        parse_policy(ORIGINS, parse_origin)
+    twice, value, *unknown = raised.value.faults
+    assert (twice.line, twice.text) == (4, "origin: s3a://data/ is the origin of line 2")
+    assert (value.line, value.text) == (5, "requests_s: 'many' is no number")
+    assert [fault.line for fault in unknown] == [6, 8]
+    assert all("fsspec is not installed" in fault.text for fault in unknown)
+
+
+def test_two_urls_of_one_origin_on_one_line_are_refused() -> None:
+    text = 'origin = {"s3://data" = {requests_s = 1}, "s3a://data" = {requests_s = 2}}\n'
+    with pytest.raises(PolicyFaultsError, match="line 1: origin: s3a://data is the origin of line 1"):
+        parse_policy(text, parse_origin)
