@@ -245,7 +245,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         ("tls init", "tls issue", "tls renew", "tls show"), _fields("file who names ends left_s")
     ),
     "diagnose": _fields(
-        "healthy wall_s before_s steps_share causes cores gpus steps samples places moments missing"
+        "summary healthy wall_s before_s steps_share causes cores gpus steps samples places moments missing"
     ),
     "lab down": _fields("down"),
     **{

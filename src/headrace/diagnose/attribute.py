@@ -73,6 +73,7 @@ SETUP_GAP = 10
 """Samples between two _SETUP phases that still count as setup; or as many as the setup took so far, if more."""
 _FILES = (KernelCall.READ, KernelCall.OPEN, KernelCall.FAULT, KernelCall.WRITE)
 _ANSWERS = (KernelCall.SOCKET, KernelCall.WAIT, KernelCall.LOCK)
+_PAUSES = (KernelCall.SLEEP, KernelCall.WAIT)
 _UNSETTLED = "one core"
 _RIVALS = "rivals"
 """Other Python threads are ready to run together with the trainer's. One of them has the interpreter's lock, unless
@@ -161,7 +162,7 @@ def training_part(recording: Recording) -> tuple[tuple[TimelineSample, ...], flo
     If the recording shows the job's imports, training begins with the first step. Imports, the building of a model and
     the start of an accelerator may follow the start of the loader. Benchmarks leave out the first batch, too.
     Otherwise it begins with the first moment that shows a loader. If the job ended, training ends with its last batch,
-    since an interpreter needs time to exit.
+    since an interpreter needs time to exit. A trainer without a sign of a step has no moment of training.
     """
     training_moments: list[TimelineSample] = []
     before_s = 0.0
@@ -174,27 +175,32 @@ def training_part(recording: Recording) -> tuple[tuple[TimelineSample, ...], flo
 
 
 def _training(moments: list[TimelineSample], *, ended: bool) -> tuple[int, int]:
-    """Return the range of training moments of one trainer."""
+    """Return the range of training moments of one trainer; an empty one if no step was seen."""
     phases = [phase_of(moment.main.stack) for moment in moments]
     in_loader = [index for index, phase in enumerate(phases) if phase in _LOADER or moments[index].workers]
-    if in_loader:
-        first, last = in_loader[0], in_loader[-1]
-        last = max(index for index, phase in enumerate(phases) if phase in _TRAINING or index == last)
-        step = _first_step(moments, phases, first, last)
-        if TrainerPhase.IMPORT in phases[:step]:
-            first = next(
-                (index for index in range(step, last) if phases[index] not in (*_LOADER, None)), step
-            )
-    else:
-        working = [index for index, phase in enumerate(phases) if phase not in (None, TrainerPhase.IMPORT)]
-        first, last = (working[0], working[-1]) if working else (0, len(moments))
+    working = [index for index, phase in enumerate(phases) if phase not in (None, TrainerPhase.IMPORT)]
+    if not in_loader and not working:
+        return len(moments) if TrainerPhase.IMPORT in phases else 0, len(moments)
+    first, last = (in_loader[0], in_loader[-1]) if in_loader else (working[0], working[-1])
+    last = max(index for index, phase in enumerate(phases) if phase in _TRAINING or index == last)
+    step = _first_step(moments, phases, first, last, has_loader=bool(in_loader))
+    if step is None:
+        return len(moments), len(moments)
+    if TrainerPhase.IMPORT in phases[:step]:
+        first = next((index for index in range(step, last) if phases[index] not in (*_LOADER, None)), step)
     return first, last + 1 if ended else len(moments)
 
 
 def _first_step(
-    moments: list[TimelineSample], phases: list[TrainerPhase | None], start: int, last: int
-) -> int:
-    """Return the index of the first step, which includes the wait for the first batch. start: the first loader phase.
+    moments: list[TimelineSample],
+    phases: list[TrainerPhase | None],
+    start: int,
+    last: int,
+    *,
+    has_loader: bool,
+) -> int | None:
+    """Return the index of the first step, which includes the wait for the first batch; None if no step was seen. start:
+    the first loader phase, or of a job without one the first moment that is no import.
 
     A line of the script's own code belongs to a step if it occurs again after the first certain phase of a step.
     Otherwise it is setup.
@@ -203,7 +209,9 @@ def _first_step(
         (index for index in range(start, last + 1) if phases[index] in _STEP or moments[index].marked), None
     )
     if first_certain is None:
-        return _end_of_setup(phases, start)
+        end = _end_of_setup(phases, start)
+        is_step = end < len(moments) if has_loader else _shows_steps(moments, phases, end)
+        return end if is_step else None
     repeated = {_line(moment.main) for moment in moments[first_certain + 1 :]}
     own = (TrainerPhase.OWN, TrainerPhase.COPY)
     steps = (
@@ -222,7 +230,26 @@ def _end_of_setup(phases: list[TrainerPhase | None], start: int) -> int:
             break
         if phases[index] in _SETUP:
             end = index + 1
-    return min(end, len(phases) - 1)
+    return end
+
+
+def _shows_steps(moments: list[TimelineSample], phases: list[TrainerPhase | None], start: int) -> bool:
+    """Return whether the code of a script with a loader of its own, or none, trains from here on.
+
+    It keeps a GPU busy, or repeats itself. Setup has loops, too, so after imports they count once they took longer than
+    all before. One long wait, such as a sleep, is no step. One long computation is none after imports.
+    """
+    rest = moments[start:]
+    if any(map(_gpu_is_busy, rest)):
+        return True
+    if TrainerPhase.IMPORT in phases:
+        if len(rest) <= start:
+            return False
+    elif 2 * sum(moment.main.call in _PAUSES for moment in rest) < len(rest):
+        return True
+    stacks = [moment.main.stack for moment in rest if moment.main.stack]
+    changes = [stack for stack, following in pairwise([*stacks, ()]) if stack != following]
+    return len(set(changes)) < len(changes)
 
 
 def phase_at(moment: TimelineSample) -> TrainerPhase:

@@ -17,7 +17,7 @@ GAIN_SHOWN_BELOW = 10.0
 def lines_of(diagnosis: Diagnosis) -> list[str]:
     """Return the lines of the report, causes ranked by share."""
     lines = [_summary(diagnosis)]
-    if diagnosis.before_s >= 0.5:
+    if diagnosis.wall_s and diagnosis.before_s >= 0.5:
         lines.append(f"({diagnosis.before_s:.1f} s before the first step are left out)")
     for number, cause in enumerate(diagnosis.causes, 1):
         lines += ["", *_cause(number, cause)]
@@ -32,6 +32,7 @@ def value_of(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return the value for --json. Shares are of the wall time; gains are factors of speed."""
     recording = diagnosis.recording
     return {
+        "summary": _summary(diagnosis),
         "healthy": diagnosis.healthy,
         "wall_s": round(diagnosis.wall_s, 3),
         "before_s": round(diagnosis.before_s, 3),
@@ -60,6 +61,13 @@ def value_of(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _summary(diagnosis: Diagnosis) -> str:
+    if not diagnosis.recording.moments and diagnosis.before_s:
+        advice = (
+            "it ended too soon for a diagnosis"
+            if diagnosis.recording.ended
+            else "watch it longer by --seconds, or while it trains by --pid"
+        )
+        return f"no step of the job was seen in {diagnosis.before_s:.1f} s: {advice}"
     if not diagnosis.recording.moments:
         return "nothing was observed: the job ended too soon, or is not a Python program"
     trainers = diagnosis.recording.trainers

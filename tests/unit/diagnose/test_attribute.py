@@ -23,7 +23,7 @@ from headrace.diagnose.recording import (
     TimelineSample,
     Worker,
 )
-from headrace.diagnose.report import lines_of
+from headrace.diagnose.report import lines_of, value_of
 
 from .moments import (
     AUGMENTS,
@@ -259,6 +259,44 @@ def test_of_a_job_without_a_sign_of_steps_imports_after_the_loaders_start_are_le
     diagnosis = attribute(recording(*before, (60, COMPUTES), (1, IMPORTS), (100, COMPUTES)))
     assert diagnosis.before_s == pytest.approx(0.02 * 67)
     assert diagnosis.wall_s == pytest.approx(0.02 * 161)  # an import amid the steps ends no setup
+
+
+SLEEPS = stepping(stack=(Frame("<module>", "/home/me/wait.py", 2, "time.sleep(60)"),))
+
+
+@pytest.mark.parametrize(
+    "moments",
+    [
+        ((1, BUILDS), (60, IMPORTS)),
+        ((60, IMPORTS),),
+        ((60, IMPORTS), (3, LOADER_STARTS), (20, IMPORTS)),
+        ((60, IMPORTS), (10, BUILDS), (1, MOVES), (10, BUILDS)),
+        ((60, IMPORTS), (80, MOVES)),
+        ((60, SLEEPS),),
+        ((2, COMPUTES), (60, SLEEPS)),
+        ((20, IMPORTS), (60, SLEEPS)),
+    ],
+)
+@pytest.mark.parametrize("ended", [True, False])
+def test_without_a_step_there_is_no_cause_and_nothing_is_healthy(
+    moments: tuple[tuple[int, TimelineSample], ...], ended: bool
+) -> None:
+    diagnosis = attribute(recording(*moments, ended=ended))
+    assert (diagnosis.causes, diagnosis.healthy, diagnosis.wall_s) == ((), False, 0)
+    (line,) = lines_of(diagnosis)
+    watched_s = 0.02 * sum(count for count, _ in moments)
+    assert line.startswith(f"no step of the job was seen in {watched_s:.1f} s: ")
+    assert ("--seconds" in line) is not ended
+    value = value_of(diagnosis)
+    assert (value["summary"], value["causes"], value["healthy"]) == (line, [], False)
+
+
+def test_a_loop_of_a_job_without_a_known_loader_is_steps_when_it_outlasts_the_imports() -> None:
+    reads = stepping(KernelCall.READ, stack=(SCRIPT, Frame("load", "/home/me/train.py", 4, "file.read()")))
+    loop = [(10, COMPUTES), (10, reads)] * 4
+    diagnosis = attribute(recording((60, IMPORTS), *loop))
+    assert diagnosis.before_s == pytest.approx(1.2)
+    assert shares(diagnosis) == {"storage.disk": 0.5, "compute.unparallel": 0.5}
 
 
 def test_of_a_job_that_ran_before_nothing_is_taken_for_its_setup() -> None:
