@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 PID_SECONDS, COMMAND_SECONDS = 30.0, 300.0
 """Seconds to watch a running job by default, and a job that the command starts."""
+NO_TIMELINE = 1
+"""Status with --pid if the timeline could not be written at the end."""
 KILLED_BASE = 128
 """Base to which a shell adds the signal that ended a program."""
 
@@ -62,7 +64,7 @@ def diagnose(
     The command samples the job and its loader's workers from outside, without a change to their code
     (docs/diagnose.md). It prints the report when the job ends, when the time to watch is over, or at ^C. After the time
     to watch, the job keeps running; ^C also reaches a job that was started here. The exit status is the job's own, 127
-    or 126 if it can't be started, and 0 with --pid.
+    or 126 if it can't be started. With --pid it is 0, or 1 if the timeline can't be written at the end.
     """
     from headrace.diagnose.sampler import Sampler
 
@@ -72,6 +74,7 @@ def diagnose(
         )
     if seconds is not None and not 0 < seconds < math.inf:
         raise UsageError(f"--seconds {seconds:g}", why="the time to watch is not above 0")
+    _check_timeline(timeline)
     if pid is not None:
         if not os.path.exists(f"/proc/{pid}/stat"):
             raise PathNotFoundError(
@@ -79,8 +82,7 @@ def diagnose(
             )
         sampler = Sampler(pid, _status_of, rate)
         _watch(sampler, seconds or PID_SECONDS, lambda: False)
-        _report(sampler, timeline, as_json=json)
-        return 0
+        return 0 if _report(sampler, timeline, as_json=json) else NO_TIMELINE
     assert command is not None
     try:
         job = subprocess.Popen(
@@ -121,23 +123,43 @@ def _status(returned: int) -> int:
     return KILLED_BASE - returned if returned < 0 else returned
 
 
-def _report(sampler: Sampler, timeline: str | None, *, as_json: bool) -> None:
+def _check_timeline(path: str | None) -> None:
+    """Raise UsageError for a path that can't be written, before there is anything to lose."""
+    from headrace.diagnose.timeline import check_timeline
+
+    if path is None:
+        return
+    try:
+        check_timeline(path)
+    except OSError as error:
+        raise UsageError(f"--timeline {path}", why=_why_not_written(error)) from error
+
+
+def _why_not_written(error: OSError) -> str:
+    return f"the file can't be written: {(error.strerror or str(error)).lower()}"
+
+
+def _report(sampler: Sampler, timeline: str | None, *, as_json: bool) -> bool:
+    """Print the report and write the timeline. Return whether it was written, if one was wanted."""
     from headrace.diagnose.attribute import attribute
     from headrace.diagnose.report import lines_of, value_of
     from headrace.diagnose.timeline import write_timeline
 
     recording = sampler.recording()
     diagnosis = attribute(recording)
+    is_written = True
     if timeline is not None:
         try:
             write_timeline(recording, timeline)
         except OSError as error:
-            warn(f"cannot write the timeline {timeline}: {error.strerror}")
+            is_written = False
+            warn(f"--timeline {timeline}: {_why_not_written(error)}")
     if as_json:
         print_json(value_of(diagnosis))
     else:
         for line in lines_of(diagnosis):
             say(line)
+    return is_written
 
 
 def _status_of(mountpoint: str) -> dict[str, Any] | None:

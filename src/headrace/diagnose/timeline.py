@@ -42,6 +42,19 @@ _CALLS = {
 }
 
 
+def check_timeline(path: str) -> None:
+    """Raise OSError for a path that `write_timeline` can't write. Nothing changes there."""
+    exists = os.path.lexists(path)
+    flags = os.O_WRONLY | os.O_NONBLOCK | (0 if exists else os.O_CREAT | os.O_EXCL)
+    try:
+        os.close(_open_trusted(path, flags))
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # nobody reads a named pipe yet
+            raise
+    if not exists:
+        os.unlink(os.path.abspath(path))
+
+
 def write_timeline(recording: Recording, path: str) -> None:
     """Write the timeline to a file. Raises OSError, also for a path with a link of another user."""
     with open(path, "w", opener=_open_trusted) as file:
