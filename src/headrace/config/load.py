@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -23,6 +25,8 @@ SIZES = ("_bytes", "_bytes_max", "_bytes_s")
 """Ends of the names of settings that are sizes, or bytes per second: they may have a unit."""
 CAPACITY_FILE = "capacity"
 _NUMBER_CHARACTERS_MAX = 32
+_AT_SETTING = re.compile(r"(.*) - at `\$\.([a-z0-9_]+)(.*)`", re.DOTALL)
+_ENVIRONMENT = "environment, "
 _IN_THE_FILE_ONLY = ("mounts",)
 
 
@@ -98,7 +102,7 @@ def load(flags: Mapping[str, Any] | None = None, *, file: str | None = None) -> 
             if value is None or value == []:
                 continue
             values[name] = value
-            sources[name] = source or f"environment, {variable_of(name)}"
+            sources[name] = source or _ENVIRONMENT + str(variable_of(name))
 
     for path in (SYSTEM_FILE, user_file()):
         if os.path.exists(path) and not _is_of_root_alone(path):
@@ -108,10 +112,12 @@ def load(flags: Mapping[str, Any] | None = None, *, file: str | None = None) -> 
     put(_environment(), None)
     put(flags or {}, "flag")
     values.setdefault("run_folder", default_run_folder())
-    values["cache"] = _volumes(values.get("cache") or [default_cache_folder()])
+    with _placed("cache", sources["cache"]):
+        values["cache"] = _volumes(values.get("cache") or [default_cache_folder()])
     for name, value in values.items():
         if name.endswith(SIZES):
-            values[name] = parse_size(str(value))
+            with _placed(name, sources[name]):
+                values[name] = parse_size(str(value))
     try:
         loaded = Loaded(convert_words(values, Config), sources)
         check_run_folder(loaded.config.run_folder)
@@ -119,7 +125,35 @@ def load(flags: Mapping[str, Any] | None = None, *, file: str | None = None) -> 
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, UsageError):
             raise error.__cause__ from None
-        raise UsageError("configuration", why=str(error), hint="see `headrace config explain`") from error
+        raise _wrong_kind(str(error), sources) from error
+
+
+def _wrong_kind(text: str, sources: Mapping[str, str]) -> UsageError:
+    """Return the error for a value of a kind that its setting does not take. text: as msgspec says it."""
+    match = _AT_SETTING.fullmatch(text)
+    hint = "see `headrace config explain`"
+    if match is None:
+        return UsageError("configuration", why=text, hint=hint)
+    why, name, rest = match.groups()
+    return UsageError(_place(name + rest, sources.get(name, "")), why=why[:1].lower() + why[1:], hint=hint)
+
+
+@contextmanager
+def _placed(name: str, source: str) -> Iterator[None]:
+    """Add to a UsageError which setting it is about, and who set it."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{_place(name, source)}: {error.what}", why=error.why, hint=error.hint) from error
+
+
+def _place(name: str, source: str) -> str:
+    """Return a setting and where its value comes from, for a message. source: as in `Loaded`."""
+    if source in ("", "default", "flag"):
+        return f"setting {name}"
+    if source.startswith(_ENVIRONMENT):
+        return f"setting {name} ({source})"
+    return f"configuration file {source}: setting {name}"
 
 
 def check_run_folder(directory: str) -> None:
@@ -275,7 +309,7 @@ def _volumes(values: Sequence[Any]) -> list[dict[str, Any]]:
     if isinstance(values, str):
         values = [values]
     if not isinstance(values, list):
-        raise UsageError(f"configuration: cache = {values!r}", why="not a list of directories")
+        raise UsageError(repr(values), why="not a list of directories")
     return [_volume_table(value) if isinstance(value, dict) else volume_of(str(value)) for value in values]
 
 
@@ -283,9 +317,7 @@ def _volume_table(table: dict[str, Any]) -> dict[str, Any]:
     table = dict(table)
     directory = str(table.get("folder", ""))
     if not directory:
-        raise UsageError(
-            "configuration: cache", why="a directory is missing", hint='folder = "/data/headrace"'
-        )
+        raise UsageError("an entry", why="a directory is missing", hint='folder = "/data/headrace"')
     table["folder"] = _absolute(directory)
     capacity = table.get("capacity_bytes")
     table["capacity_bytes"] = (

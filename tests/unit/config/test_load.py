@@ -92,6 +92,36 @@ def test_refused(tmp_path: Path, text: str) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "setting", "why"),
+    [
+        ("s3_domains = 5", "s3_domains", "expected `str`, got `int`"),
+        ("replicas = 'two'", "replicas", "expected `int`, got `str`"),
+        ("[mounts.'/x']\nurl = 5", "mounts[...].url", "expected `str`, got `int`"),
+        ("scrub_bytes_s = 'fast'", "scrub_bytes_s", "size 'fast': not a size"),
+        ("cache = ['/c:lots']", "cache", "size 'lots': not a size"),
+        ("cache = 5", "cache", "5: not a list of directories"),
+        ("cache = [{capacity_bytes = 1}]", "cache", "an entry: a directory is missing"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_setting_and_its_file(
+    tmp_path: Path, text: str, setting: str, why: str
+) -> None:
+    file = tmp_path / "given.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        load(file=str(file))
+    assert str(caught.value).startswith(f"configuration file {file}: setting {setting}: {why}")
+
+
+def test_a_wrong_value_is_refused_with_its_variable_or_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"^setting replicas: expected `int`, got `str`"):
+        load({"replicas": "two"})
+    monkeypatch.setenv("HEADRACE_REPLICAS", "two")
+    with pytest.raises(UsageError, match=r"^setting replicas \(environment, HEADRACE_REPLICAS\): expected"):
+        load()
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nothing\.toml"):
         load(file=str(tmp_path / "nothing.toml"))
