@@ -73,7 +73,7 @@ def diagnose(
             "diagnose", why="give either a command or --pid", hint="headrace diagnose -- python train.py"
         )
     if seconds is not None and not 0 < seconds < math.inf:
-        raise UsageError(f"--seconds {seconds:g}", why="the time to watch is not above 0")
+        raise UsageError(f"--seconds {seconds:g}", why="the time to watch is no finite number above 0")
     _check_timeline(timeline)
     if pid is not None:
         if not os.path.exists(f"/proc/{pid}/stat"):

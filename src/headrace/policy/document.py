@@ -261,14 +261,21 @@ class _Parser:
             return None
         try:
             return PathPatterns(patterns)
-        except ValueError as error:
-            self._fault((*path, key), f"{key}: {error}")
-            return None
+        except ValueError:
+            pass
+        for pattern in patterns:
+            try:
+                PathPatterns([pattern])
+            except ValueError as error:
+                self._fault((*path, key), f"{key}: {error}")
+        return None
 
     def _check_parents(self, tenants: Mapping[str, Tenant]) -> None:
         for tenant in tenants.values():
             path: KeyPath = ("tenant", tenant.name, "parent")
-            if tenant.parent and tenant.parent not in tenants:
+            if (
+                tenant.parent and tenant.parent not in self._tables["tenant"]
+            ):  # one with a fault is there, too
                 self._fault(path, f"parent: there is no tenant {values.shown(tenant.parent)}")
             passed = {tenant.name}
             parent = tenant.parent

@@ -69,7 +69,7 @@ def _check(pattern: str) -> None:
         raise ValueError(f"a pattern has {len(pattern)} characters: {PATTERN_CHARACTERS_MAX} are allowed")
     if pattern.startswith("#") or not pattern.strip() or pattern.strip() == "!":
         raise ValueError(f"{pattern!r} is no pattern")
-    if "\0" in pattern or "\n" in pattern:
+    if "\0" in pattern:
         raise ValueError(f"{pattern!r} has a character that no path has")
     if pattern.rstrip(" ")[-1].isspace():  # git keeps it, and the library does not
         raise ValueError(f"{pattern!r} ends with white space that is no space: write ? for it")

@@ -136,7 +136,10 @@ def rate_bytes_s(value: object) -> float:
     """Return the bytes a second of "10Gbit" or "500MB"."""
     match = _BIT_RATE.fullmatch(word(value))
     if match is None:
-        return positive(size_bytes(value))
+        try:
+            return positive(parse_size(word(value)))
+        except UsageError as error:
+            raise ValueError(f"{shown(value)} is no rate, for example 10Gbit or 500MB") from error
     return positive(float(match[1]) * 1000 ** " KMGT".index(match[2] or " ") / 8)
 
 
@@ -179,8 +182,12 @@ def shown(value: object) -> str:
 
 
 def _list(value: object) -> list[str]:
-    if not isinstance(value, list) or not value or not all(isinstance(part, str) and part for part in value):
+    if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
         raise ValueError(f"{shown(value)} is no list of strings")
+    if not value:
+        raise ValueError("the list is empty")
+    if "" in value:
+        raise ValueError(f"{shown(value)} has an empty string")
     return value
 
 

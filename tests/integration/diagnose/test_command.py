@@ -130,6 +130,7 @@ def test_words_that_make_no_sense() -> None:
     assert "no process has this id" in run("--pid", str(2**22 + 1)).stderr
     assert run("--pid", "0").returncode == 2
     assert run("--seconds", "nan", "--", "true").returncode == 2
+    assert "no finite number above 0" in run("--seconds", "inf", "--", "true").stderr
     assert run("--seconds", "-1", "--", "true").returncode == 2
 
 

@@ -289,3 +289,32 @@ def test_two_urls_of_one_origin_on_one_line_are_refused() -> None:
     text = 'origin = {"s3://data" = {requests_s = 1}, "s3a://data" = {requests_s = 2}}\n'
     with pytest.raises(PolicyFaultsError, match="line 1: origin: s3a://data is the origin of line 1"):
         parse_policy(text, parse_origin)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('match = [""]', "match: [''] has an empty string"),
+        ("match = []", "match: the list is empty"),
+        ('match = "/a"', "match: '/a' is no list of strings"),
+    ],
+)
+def test_a_list_is_refused_for_its_real_reason(line: str, reason: str) -> None:
+    assert faults_of(f'[[rule]]\n{line}\nttl = "1d"\n') == [(2, reason)]
+
+
+def test_a_wrong_rate_is_called_a_rate() -> None:
+    reason = "bytes_s: '5Gbps' is no rate, for example 10Gbit or 500MB"
+    assert faults_of('[origin."s3://x"]\nbytes_s = "5Gbps"\n') == [(2, reason)]
+
+
+def test_the_child_of_a_tenant_with_a_fault_has_none() -> None:
+    parent = '[tenant.a]\npaths = ["/a[/**"]\n'
+    child = '[tenant.b]\npaths = ["/a/b/**"]\nparent = "a"\n'
+    assert [line for line, _ in faults_of(parent + child)] == [2]
+    assert faults_of(child) == [(3, "parent: there is no tenant 'a'")]
+
+
+def test_each_bad_pattern_of_a_rule_is_named() -> None:
+    faults = faults_of('[[rule]]\nmatch = ["/a[", "/good/**", "#b"]\nttl = "1d"\n')
+    assert [(line, text.split()[1]) for line, text in faults] == [(2, "'/a['"), (2, "'#b'")]

@@ -152,6 +152,22 @@ def test_a_wildcard_stands_for_a_newline(pattern: str, name: str) -> None:
     assert PathPatterns([pattern]).match(f"/d/{name}".encode())
 
 
+@pytest.mark.parametrize(
+    ("pattern", "path", "other"),
+    [
+        ("/a\nb", b"/a\nb", b"/axb"),
+        ("\na", b"/d/\na", b"/d/a"),
+        ("/a\nb/**", b"/a\nb/c", b"/ab/c"),
+        ("/a\n*", b"/a\nx", b"/a"),
+        ("[\n]x", b"/\nx", b"/nx"),
+        ("/a\n\\ ", b"/a\n ", b"/a\n"),
+    ],
+)
+def test_a_newline_in_a_pattern_is_a_character_as_others(pattern: str, path: bytes, other: bytes) -> None:
+    assert PathPatterns([pattern]).match(path)
+    assert not PathPatterns([pattern]).match(other)
+
+
 @pytest.mark.parametrize("pattern", ["!/d/x[!a]y", "!/d/x[^a]y", "!/d/x[+-9]y", "!/d/x[]!-~]y"])
 def test_brackets_stand_for_no_slash(pattern: str) -> None:
     """A user could make a directory that leads out of a rule."""
