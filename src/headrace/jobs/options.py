@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from headrace.base.errors import UsageError
 from headrace.base.priority import Priority
+from headrace.policy.values import REPLICAS_MAX
 from headrace.seal.catalogue import SealId
 
 ALLOWED = {
@@ -20,6 +21,7 @@ ALLOWED = {
     "pull-seal": ("seal",),
 }
 """Options of each kind; other kinds have none."""
+_DIGITS_MAX = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ def parse_options(kind: str, options: Mapping[str, str]) -> JobOptions:
             raise UsageError(f"{kind}: option {name!r}", why="this kind of job has no such option")
     seal = _seal(kind, options.get("seal", "")) if "seal" in ALLOWED.get(kind, ()) else None
     return JobOptions(
-        _replicas(options.get("replicas", "0")),
+        _replicas(options["replicas"]) if "replicas" in options else 0,
         _priority(options.get("priority", "normal")),
         options.get("verify", "false") == "true",
         seal,
@@ -58,11 +60,14 @@ def _seal(kind: str, text: str) -> SealId:
 
 
 def _replicas(text: str) -> int:
-    if not text.isdecimal() or int(text) > 1000:
+    copies = int(text) if text.isdecimal() and len(text) <= _DIGITS_MAX else 0
+    if not 1 <= copies <= REPLICAS_MAX:
         raise UsageError(
-            f"replicas {text!r}", why="not a number from 0 to 1000", hint="use a number like --replicas 2"
+            f"replicas {text!r}",
+            why=f"not a number from 1 to {REPLICAS_MAX}",
+            hint="leave it out for as many as the policy says",
         )
-    return int(text)
+    return copies
 
 
 def _priority(text: str) -> Priority:

@@ -97,6 +97,11 @@ class Pins:
         record = self._pins[max(above, key=len)] if above else None
         return record if record is not None and record.pinned else None
 
+    def copies(self, path: bytes) -> int:
+        """Return how many owners the pin of a file asks for; 0 without a pin, and for one that leaves it to others."""
+        record = self.of(os.fsdecode(path))
+        return 0 if record is None else record.replicas
+
     def on_view(self) -> None:
         """Reconcile all pinned paths after a change of the members or of the numbers of copies."""
         self._schedule(path for path, record in self._pins.items() if record.pinned)

@@ -197,13 +197,16 @@ class ClusterServices:
     def node_id(self) -> str:
         return self._link.info.id
 
-    def owners_of(self, path: bytes) -> tuple[list[str], list[str], int]:
-        """Return the owners of a file's first segment by the ring, its holders, and the number of copies wanted."""
-        copies = self._link.copies.of(path)
+    def copies_of(self, path: bytes) -> tuple[int, int]:
+        """Return the number of copies that the policy or the configuration wants, and that a pin asks for (0: none)."""
+        return self._link.copies.of(path), self.jobs.pins.copies(path)
+
+    def owners_of(self, path: bytes, copies: int) -> tuple[list[str], list[str]]:
+        """Return so many owners of a file's first segment by the ring, and its holders."""
         view = self._link.view()
         owners = [owner.id for owner in view.owners(path, replicas=copies)]
         all_owners = [owner.id for owner in self._link.copies.ownership.owners(view, path)]
-        return owners, all_owners[len(owners) :], copies
+        return owners, [id for id in all_owners if id not in owners]
 
     def will_offer(self, id: FileId) -> bool:
         """Return whether a file waits to be offered to other owners, also because a walk of all files is running."""

@@ -41,15 +41,17 @@ class LocationRequests:
         entry = self._tree.entry_at(path)
         owners: list[str] = []
         holders: list[str] = []
-        copies = 1
+        copies, copies_by = 1, "this node has no cluster"
         if self._cluster is not None:
-            owners, holders, copies = self._cluster.owners_of(path)
+            wanted, pinned = self._cluster.copies_of(path)
+            copies, copies_by = max(wanted, pinned), "pin" if pinned > wanted else self._decided_by(path)
+            owners, holders = self._cluster.owners_of(path, copies)
         cached = None if entry is None else self._store.index.cached(entry.id)
         size_bytes = 0 if entry is None else entry.version.size_bytes
         location = FileLocation(
             segments=max(1, -(-size_bytes // SEGMENT_BYTES)),
             copies=copies,
-            copies_by=self._decided_by(path),
+            copies_by=copies_by,
             owners=owners,
             holders=holders,
             role="" if cached is None else self._role(owners, holders),
@@ -60,9 +62,7 @@ class LocationRequests:
         return LocationShown(location)
 
     def _decided_by(self, path: bytes) -> str:
-        """Return what decided the number of copies."""
-        if self._cluster is None:
-            return "this node has no cluster"
+        """Return what decided the number of copies of a file in a cluster that no pin has more of."""
         for decision in self._policy.resolver.explain(path):
             if decision.effect == "replicas" and decision.rule:
                 follows = ", reads" if decision.value == AUTO_REPLICAS else ""

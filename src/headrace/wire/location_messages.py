@@ -20,10 +20,10 @@ class LocationAsk(Message, frozen=True):
 
 class FileLocation(msgspec.Struct, frozen=True):
     """Says why a file is where it is, for its first segment. segments: parts of a large file, which have owners of
-    their own. copies: how many the policy or the configuration wants. copies_by: what decided that. owners: the nodes
-    that the ring gives, the primary owner first; none without a cluster. holders: nodes that keep a copy because the
-    file is hot. role: of this node for what it has in its cache; "" if it has nothing. waiting: this node will offer
-    its copy to other owners."""
+    their own. copies: how many the policy, the configuration or a pin wants. copies_by: what decided that. owners: the
+    nodes that the ring gives, the primary owner first; none without a cluster. holders: nodes that keep a copy because
+    the file is hot. role: of this node for what it has in its cache; "" if it has nothing. waiting: this node will
+    offer its copy to other owners."""
 
     segments: int
     copies: int

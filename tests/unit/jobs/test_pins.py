@@ -50,6 +50,15 @@ async def test_owners_pin_and_a_node_that_joins_pins_what_it_comes_to_own(world:
         assert await pinned_by(world, name) == set()
 
 
+async def test_a_pin_tells_the_copies_that_it_asks_for(world: JobClusterFixture) -> None:
+    world.put_many(3)
+    pins = world.runners["b"].jobs.pins
+    await world.agree(await world.runners["b"].jobs.submit("pin", "/d", {"replicas": "2"}))
+    assert (pins.copies(b"/d/001"), pins.copies(b"/e/001")) == (2, 0)
+    await world.agree(await world.runners["b"].jobs.submit("pin", "/d/001", {}))
+    assert (pins.copies(b"/d/001"), pins.copies(b"/d/002")) == (0, 2)
+
+
 async def test_a_new_version_of_what_is_pinned_is_pinned(world: JobClusterFixture) -> None:
     names = world.put_many(10)
     await world.agree(await world.runners["a"].jobs.submit("pin", "/d", {}))
