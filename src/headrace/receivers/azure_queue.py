@@ -25,7 +25,7 @@ from headrace.events.changes import EventFormatError, ReportedChanges
 from headrace.events.decode import decode_message
 from headrace.origin.options import OriginOptions
 from headrace.receivers.azure_identity import WorkloadTokens, workload_identity
-from headrace.receivers.http import QueueHttp
+from headrace.receivers.http import HOSTS_OF_AWS, HOSTS_OF_GOOGLE, QueueHttp, is_at
 from headrace.receivers.source import QueuedMessage
 
 VERSION = "2021-08-06"
@@ -49,8 +49,8 @@ _RECEIPT = re.compile(r"[\x21-\x7e]{1,1024}")
 
 
 def check_azure_queue(url: str) -> None:
-    """Raise UsageError for anything else than the URL of a queue."""
-    if not _QUEUE_URL.fullmatch(url):
+    """Raise UsageError for anything else than the URL of a queue, and for one of another provider."""
+    if not _QUEUE_URL.fullmatch(url) or is_at(url, (*HOSTS_OF_AWS, *HOSTS_OF_GOOGLE)):
         raise UsageError(
             "option events",
             why="it is no URL of an Azure storage queue",

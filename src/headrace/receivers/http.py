@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +22,9 @@ ANSWER_BYTES_MAX = 32 << 20
 """The largest answer of a queue: 10 messages of SQS, 1 MiB each, of which JSON may double characters."""
 CONNECT_LIMIT_S = 10.0
 EXTRA = "events"
+HOSTS_OF_AWS = ("amazonaws.com", "amazonaws.com.cn", "api.aws")
+HOSTS_OF_AZURE = ("windows.net", "usgovcloudapi.net", "chinacloudapi.cn", "azure.net")
+HOSTS_OF_GOOGLE = ("googleapis.com",)
 
 
 class QueueHttp:
@@ -137,3 +140,9 @@ def origin_of(url: str) -> str:
     """Return scheme, host and port of a URL."""
     parts = urllib.parse.urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
+
+
+def is_at(url: str, domains: Sequence[str]) -> bool:
+    """Return whether the host of a URL belongs to one of the domains, in any case and with a dot at the end."""
+    host = (urllib.parse.urlsplit(url).hostname or "").rstrip(".")
+    return f".{host}".endswith(tuple(f".{domain}" for domain in domains))

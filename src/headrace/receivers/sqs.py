@@ -22,7 +22,7 @@ from headrace.events.changes import EventFormatError, ReportedChanges
 from headrace.events.decode import decode_message
 from headrace.origin.cloud import s3_options
 from headrace.origin.options import OriginOptions
-from headrace.receivers.http import EXTRA, QueueHttp, origin_of
+from headrace.receivers.http import EXTRA, HOSTS_OF_AZURE, HOSTS_OF_GOOGLE, QueueHttp, is_at, origin_of
 from headrace.receivers.source import QueuedMessage, message_id
 
 Answer = TypeVar("Answer")
@@ -50,9 +50,9 @@ class SqsFailures(msgspec.Struct, frozen=True):
 
 
 def check_queue_url(url: str) -> None:
-    """Raise UsageError for anything else than the URL of a queue."""
-    parts = urllib.parse.urlsplit(url)
-    if not _QUEUE_URL.fullmatch(url) or parts.query or parts.username:
+    """Raise UsageError for anything else than the URL of a queue, and for one of another provider. Any other host may
+    be a stand-in for SQS."""
+    if not _QUEUE_URL.fullmatch(url) or is_at(url, (*HOSTS_OF_AZURE, *HOSTS_OF_GOOGLE)):
         raise UsageError(
             "option events",
             why="it is no URL of an SQS queue",

@@ -124,6 +124,9 @@ async def test_nobody_who_answers_is_unavailable() -> None:
         ("s3://b", "https://sqs.eu-west-1.amazonaws.com/1/q?secret=1"),
         ("s3://b", "file:///etc/passwd"),
         ("s3://b", "https://sqs.eu-west-1.amazonaws.com/"),
+        ("s3://b", "https://a.queue.core.windows.net/changes"),
+        ("s3://b", "https://A.Queue.Core.Windows.NET.:443/changes"),
+        ("s3://b", "https://pubsub.googleapis.com/v1/projects/p/subscriptions/s"),
         ("gs://b", "changes"),
         ("gs://b", "projects/p/subscriptions/../../x"),
         ("gs://b", "projects/p/subscriptions/s:pull?"),
@@ -133,6 +136,7 @@ async def test_nobody_who_answers_is_unavailable() -> None:
         ("az://b", "https://account.queue.core.windows.net/"),
         ("az://b", "https://account.queue.core.windows.net/a/../changes"),
         ("az://b", "https://sqs.eu-west-1.amazonaws.com/1/q"),
+        ("az://b", "https://sqs.eu-west-1.amazonaws.com/123456789012/changes"),
         ("file:///data", "https://sqs.eu-west-1.amazonaws.com/1/q"),
     ],
 )
@@ -140,6 +144,21 @@ def test_a_queue_that_is_none_is_refused(url: str, events: str) -> None:
     with pytest.raises(UsageError) as raised:
         check_events(url, {"events": events})
     assert "password" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "events"),
+    [
+        ("s3://b", "https://sqs.eu-west-1.amazonaws.com/123456789012/changes"),
+        ("s3://b", "https://sqs.cn-north-1.amazonaws.com.cn/123456789012/changes"),
+        ("s3://b", "http://localstack:4566/000000000000/changes"),
+        ("s3://b", "https://sqs.notwindows.net/1/q"),
+        ("az://b", "https://account.queue.core.windows.net/changes"),
+        ("az://b", "http://127.0.0.1:10001/devstoreaccount1/changes"),
+    ],
+)
+def test_a_queue_of_the_provider_or_of_a_stand_in_is_accepted(url: str, events: str) -> None:
+    check_events(url, {"events": events})
 
 
 def test_a_mount_without_events_has_no_queue() -> None:
