@@ -86,6 +86,8 @@ async def ended(work: asyncio.Future[Result]) -> Result:
         while not work.done():
             with contextlib.suppress(asyncio.CancelledError):  # raised below
                 await asyncio.wait([work])
+        if not work.cancelled():
+            work.exception()  # nobody awaits it any more, so asyncio would report it at the end
         raise
 
 

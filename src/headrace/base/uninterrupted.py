@@ -1,4 +1,4 @@
-"""Import modules without an interruption by ^C."""
+"""Work without an interruption by ^C, such as an import."""
 
 from __future__ import annotations
 

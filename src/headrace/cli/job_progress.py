@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,13 @@ FAILED_SHOWN_MAX = 20
 """Most failed files that are printed."""
 ID_LIMIT_S = 2.0
 """Seconds to wait for the id of a job that ^C cancels before its first state arrived."""
+TOO_LATE = {
+    "seal": ("seal {name} was made before", "`headrace seal remove {name}` removes it"),
+    "pull-seal": ("seal {name} was made before", "`headrace seal remove {name}` removes it"),
+    "complete-seal": ("seal {name} was complete before", ""),
+    "unseal": ("seal {name} was removed before", ""),
+}
+"""Kinds of jobs with a last step that ^C may miss, each with what holds then, and what to do."""
 
 
 class ShowProgress(Protocol):
@@ -79,7 +87,8 @@ def follow(start: JobStart, socket: str, name: tuple[str, str], *, as_json: bool
 def watch(start: JobStart, socket: str, name: tuple[str, str], *, is_shown: bool) -> JobState:
     """Show the progress of a job until it has ended, and return its last state; ^C cancels it.
 
-    A cluster's job is cancelled by a request, because it survives the loss of this connection.
+    A cluster's job is cancelled by a request, because it survives the loss of this connection. A seal may be made just
+    before the cancellation: CancelledByUserError says so.
     """
     from headrace.cli.request import connection_to
     from headrace.wire.messages import JobState
@@ -87,16 +96,28 @@ def watch(start: JobStart, socket: str, name: tuple[str, str], *, is_shown: bool
     kind, path = name
     connection = connection_to(socket)
     last: JobState | None = None
+    interrupts: list[int] = []
     try:
-        with _progress(kind, is_shown=is_shown and sys.stderr.isatty()) as show:
+        with (
+            _progress(kind, is_shown=is_shown and sys.stderr.isatty()) as show,
+            _cancelling(start.kind, connection, interrupts),
+        ):
             for state in connection.stream(start):
                 assert isinstance(state, JobState)
                 last = state
                 show(state)
     except KeyboardInterrupt:
+        if interrupts:
+            raise CancelledByUserError(
+                f"{kind} {path}",
+                why="the node has not said yet whether it is cancelled",
+                hint="`headrace seal list` shows whether the seal is there",
+            ) from None
         id = last.id if last is not None else _id_of(start, connection)
         raise _cancelled(f"{kind} {path}", id, socket) from None
     except NodeUnavailableError as error:
+        if interrupts:  # the node closed the connection when the job had ended
+            raise _cancelled(f"{kind} {path}", "", socket) from None
         if last is None or not last.id:
             raise
         hint = f"the job keeps running: `headrace job show {last.id}` on any node"
@@ -104,7 +125,40 @@ def watch(start: JobStart, socket: str, name: tuple[str, str], *, is_shown: bool
     finally:
         connection.close()
     assert last is not None
+    if interrupts:
+        why, hint = (text.format(name=_seal_of(start, last)) for text in TOO_LATE[start.kind])
+        raise CancelledByUserError(f"{kind} {path}", why=why, hint=hint)
     return last
+
+
+@contextmanager
+def _cancelling(
+    kind: str, connection: Connection | RemoteConnection, interrupts: list[int]
+) -> Iterator[None]:
+    """Have the first ^C cancel a job of TOO_LATE, and wait for its end: only the node knows whether it came too late.
+    The second ^C is KeyboardInterrupt. interrupts: gets the signal."""
+    from headrace.client.connection import Connection
+
+    before = signal.getsignal(signal.SIGINT)
+    if kind not in TOO_LATE or not isinstance(connection, Connection) or before is signal.SIG_IGN:
+        yield
+        return
+
+    def cancel(number: int, _frame: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        interrupts.append(number)
+        connection.end_request()
+
+    signal.signal(signal.SIGINT, cancel)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _seal_of(start: JobStart, state: JobState) -> str:
+    """Return the seal of a job. The node chooses the version of a new one."""
+    return next(iter(state.data), start.options["seal"])
 
 
 def show_result(kind: str, path: str, state: JobState, took_s: float, *, as_json: bool) -> None:

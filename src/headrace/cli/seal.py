@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from headrace.base.errors import (
+    CancelledByUserError,
     HeadraceError,
     MountError,
     NodeUnavailableError,
@@ -120,8 +121,7 @@ def make(
         raise typer.Exit(SOME_FAILED)
     (name,) = state.data
     record = node.catalogue.record(SealId.parse(name))
-    for place in places:
-        node.mount(record, place)
+    _mount_at(node, record, places)
     _say_made(node.catalogue, record, places, as_json=json)
 
 
@@ -166,8 +166,7 @@ def mount(
     _check_may_mount(node)
     record = node.catalogue.record(SealId.parse(name))
     places = node.places(mountpoint, record.path, in_place=in_place, shared=allow_other)
-    for place in places:
-        node.mount(record, place)
+    _mount_at(node, record, places)
     rows = [{"seal": str(record.seal), "mountpoint": place.mountpoint} for place in places]
     print_json(rows) if json else say(*(f"mounted: {row['seal']} at {row['mountpoint']}" for row in rows))
 
@@ -411,6 +410,18 @@ def _check_may_mount(node: SealNode) -> None:
     trouble = seal_trouble(node.folders[0])
     if trouble:
         raise MountError("cannot mount a seal", why=trouble)
+
+
+def _mount_at(node: SealNode, record: SealRecord, places: list[Place]) -> None:
+    for place in places:
+        try:
+            node.mount(record, place)
+        except KeyboardInterrupt:
+            raise CancelledByUserError(
+                f"mount of seal {record.seal} at {place.mountpoint}",
+                why="cancelled; the seal is made, and not mounted there",
+                hint=f"`headrace seal mount {record.seal}` mounts it",
+            ) from None
 
 
 def _name_of(node: SealNode, name: str | None) -> str:

@@ -17,6 +17,7 @@ from headrace.base.errors import (
 )
 from headrace.base.mount_table import mount_table
 from headrace.base.namespace_path import is_at_or_below
+from headrace.base.uninterrupted import uninterrupted
 from headrace.cli.render import warn
 from headrace.cli.repeated_failure import RepeatedFailure
 from headrace.fuse.mount import keep_mountpoints
@@ -221,27 +222,43 @@ class SealNode:
         after this one is mounted. Raises MountError if the directory is not empty."""
         import msgspec
 
+        from headrace.seal.mounted import source_on_top
         from headrace.seal.mountpoint import make_mountpoint, remove_mountpoint
 
-        created = 0
-        if not place.in_place:
-            created = make_mountpoint(place.mountpoint)
-            place = msgspec.structs.replace(
-                place, created_inode=created or self._created_at(place.mountpoint)
-            )
+        created, replaced = 0, source_on_top(place.mountpoint)
         before = [kept for kept in self.catalogue.places(record.seal) if kept.mountpoint == place.mountpoint]
-        self._record(record.seal, place.mountpoint, [place])
         try:
+            if not place.in_place:
+                with uninterrupted():  # nobody else knows what it created
+                    created = make_mountpoint(place.mountpoint)
+                    place = msgspec.structs.replace(
+                        place, created_inode=created or self._created_at(place.mountpoint)
+                    )
+            self._record(record.seal, place.mountpoint, [place])
             self._mount_view(record, place)
         except BaseException:
-            self._record(record.seal, place.mountpoint, before)
-            if created:
-                remove_mountpoint(place, self.catalogue)
+            with uninterrupted():
+                self._record(record.seal, place.mountpoint, before)
+                self._take_back(record.seal, place, replaced)
+                if created:
+                    remove_mountpoint(place, self.catalogue)
             raise
         self._take_place_from_others(record.seal, place)
         for inner, seal in self.known_places():
             if inner.mountpoint != place.mountpoint and _is_below(inner.mountpoint, place.mountpoint):
                 self.try_mount(seal, inner)  # its path may exist in this view only
+
+    def _take_back(self, seal: SealId, place: Place, replaced: str) -> None:
+        """Unmount a seal that has no place there, where ^C came just after its mount, and mount the one that it
+        replaced. replaced: the device of that one; "" for none."""
+        from headrace.seal.mounted import source_on_top
+
+        with suppress(HeadraceError):  # the error that led here is the one to report
+            self.unmount_unrecorded(place.mountpoint)
+        if replaced and not source_on_top(place.mountpoint):
+            for known, other in self.known_places():
+                if other != seal and known.mountpoint == place.mountpoint:
+                    self.try_mount(other, known)
 
     def mount_automatic(self, record: SealRecord) -> None:
         """Mount a seal of this node in place, unless it has places. If the node removes the seal at this moment, it

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from headrace.base.cancel import Cancel
 from headrace.base.deadline import Deadline
@@ -178,6 +179,12 @@ class Connection:
         header = self._receive_exactly(frame.HEADER_BYTES, wait if is_watched else None)
         body = self._receive_exactly(frame.body_length(header), wait if is_watched else None)
         return frame.decode_answer(body)
+
+    def end_request(self) -> None:
+        """Have the node cancel the request that runs. It closes the connection when the request has ended; its answers
+        until then are received. A handler of a signal may call this."""
+        with suppress(OSError):  # the node closed it already
+            self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         self.usable = False

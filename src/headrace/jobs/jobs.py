@@ -2,7 +2,8 @@
 
 Jobs of a cluster are in `jobs/cluster_jobs.py`, which uses the same building blocks. A job is an async iterator of
 JobState: at least one state every REPORT_INTERVAL_S, and a last one with done=True. A caller that stops iterating
-cancels the job; finished work is kept.
+cancels the job; finished work is kept. A job whose result was just made can't be cancelled: a caller that is cancelled
+then still gets the last state.
 """
 
 from __future__ import annotations
@@ -100,8 +101,16 @@ class Jobs:
         progress = JobProgress()
         async with OwnedTasks(Exception) as tasks:
             work = tasks.start(self._start(kind, os.fsencode(path), options, progress))
-            while not (await asyncio.wait([work], timeout=REPORT_INTERVAL_S))[0]:
-                yield progress.state(done=False)
+            try:
+                while not (await asyncio.wait([work], timeout=REPORT_INTERVAL_S))[0]:
+                    yield progress.state(done=False)
+            except (asyncio.CancelledError, GeneratorExit) as ending:
+                progress.cancel()
+                await tasks.close()
+                has_failed = not work.cancelled() and work.exception() is not None
+                if progress.is_final and not has_failed and isinstance(ending, asyncio.CancelledError):
+                    yield progress.state(done=True)  # too late: its result stays, and the caller must know it
+                raise
             work.result()
             progress.listing = False
             yield progress.state(done=True)
@@ -180,7 +189,7 @@ class Jobs:
         elif kind == "complete-seal":
             await self.lazy_seals.complete(seal, progress)
         elif kind == "unseal":
-            await self.sealing.remove(seal)
+            await self.sealing.remove(seal, progress)
         elif kind == "push-seal":
             await self.shared_seals.push(seal, progress)
         elif kind == "pull-seal":

@@ -91,7 +91,7 @@ class LazySeals:
         progress.files_total = record.missing
         await each_file(self._missing_files(record), lambda entry: self._load(record, entry), progress)
         if not progress.failed_files:
-            await self._sealing.in_thread(self._renew, record)
+            await self._sealing.in_thread(progress.finish, self._renew, record)
 
     async def _missing_files(self, record: SealRecord) -> AsyncIterator[tuple[bytes, Entry]]:
         for entry, id in files_of(self._catalogue, record):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 
-from headrace.base.errors import HeadraceError
+from headrace.base.errors import CancelledByUserError, HeadraceError
 from headrace.base.model import Entry
 from headrace.base.printable import path_text, utf8_text
 from headrace.jobs.workers import run_workers
@@ -14,23 +15,41 @@ from headrace.wire.messages import JobState
 FAILED_SHOWN_MAX = 1000
 """Most failed files that a job names; it counts all of them."""
 
+Result = TypeVar("Result")
 FileAction = Callable[[Entry], Awaitable[int]]
 """Does a job's work on one file, and returns the number of bytes that are done then."""
 
 
 class JobProgress:
-    """The counts of a running job. data: the id of the seal whose files it concerns, by its name."""
+    """The counts of a running job. data: the id of the seal whose files it concerns, by its name. is_cancelled: its
+    last step must not begin. is_final: that step was done, so the job can be cancelled no longer."""
 
     def __init__(self) -> None:
         self.files_done = self.files_total = self.bytes_done = self.bytes_total = self.failed_files = 0
         self.failed: list[tuple[str, str]] = []
         self.listing = True
         self.data: dict[str, str] = {}
+        self.is_cancelled = self.is_final = False
 
     def add_failure(self, path: str, reason: str) -> None:
         self.failed_files += 1
         if len(self.failed) < FAILED_SHOWN_MAX:
             self.failed.append((utf8_text(path), utf8_text(reason)))  # as messages are UTF-8
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def check_cancelled(self) -> None:
+        """Raise CancelledByUserError if the job was cancelled: a thread, which nobody can end, calls it."""
+        if self.is_cancelled:
+            raise CancelledByUserError("the job", why="it was cancelled")
+
+    def finish(self, work: Callable[..., Result], *arguments: object) -> Result:
+        """Do the last step of a job, which makes its result, in a thread. Raises CancelledByUserError before it."""
+        self.check_cancelled()
+        result = work(*arguments)
+        self.is_final = True
+        return result
 
     def state(self, *, done: bool) -> JobState:
         return JobState(

@@ -113,8 +113,7 @@ class Sealing:
                     await self.load_missing(draft, progress)
                 if not progress.failed_files:
                     record = self._record_of(draft.seal, path, progress, automatic=automatic)
-                    record = await self.in_thread(self._publish, draft, record, lazy)
-                    progress.data = {str(seal): record.id}
+                    await self.in_thread(self._publish, draft, record, progress, lazy)
             finally:
                 self._store.sealed.end(str(seal))
         return seal
@@ -129,10 +128,12 @@ class Sealing:
         words = "off" if path == b"/" else f"MODE,{os.fsdecode(path)}=off"
         return f"start the node without writing there: `headrace up … --write {words}`"
 
-    async def remove(self, seal: SealId, *, at_once: bool = False) -> None:
+    async def remove(
+        self, seal: SealId, progress: JobProgress | None = None, *, at_once: bool = False
+    ) -> None:
         """Remove a seal that is not mounted. Its files may be evicted when nobody reads it any more. at_once: they may
         be evicted now. Raises PathNotFoundError or UsageError."""
-        await self.in_thread(self._remove, seal, at_once)
+        await self.in_thread((progress or JobProgress()).finish, self._remove, seal, at_once)
 
     async def release_unused(self) -> bool:
         """Let files of removed seals be evicted that nobody reads any more. Return whether there was such a seal."""
@@ -302,20 +303,22 @@ class Sealing:
             automatic=automatic,
         )
 
-    def _publish(self, draft: Draft, record: SealRecord, lazy: bool) -> SealRecord:  # noqa: FBT001
-        rows = (
-            (self._snapshot_entry(path, entry, lazy=lazy), entry.id) for path, entry in rows_of(draft, "rows")
-        )
-        record, ids = self._write(draft, record, rows)
+    def _publish(self, draft: Draft, record: SealRecord, progress: JobProgress, lazy: bool) -> None:  # noqa: FBT001
+        def rows() -> Iterator[tuple[SnapshotEntry, int]]:
+            for path, entry in rows_of(draft, "rows"):
+                progress.check_cancelled()
+                yield self._snapshot_entry(path, entry, lazy=lazy), entry.id
+
+        record, ids = self._write(draft, record, rows())
         for name in ("rows", "missing"):
             os.unlink(os.path.join(draft.folder, name))
         self._store.sync()  # a power loss must not leave a seal of files that are not trusted
-        self._catalogue.publish(draft, record)
+        progress.finish(self._catalogue.publish, draft, record)
+        progress.data = {str(record.seal): record.id}
         self._store.sealed.add(ids)
         if record.is_lazy:
             self._missing.check()
         drop_older_images(self._catalogue, record)
-        return record
 
     def renew(self, record: SealRecord, rows: Iterator[tuple[SnapshotEntry, int]]) -> None:
         """Make other rows, with the ids of their cache files, the next generation of a seal, durably. Blocks. Nothing

@@ -191,7 +191,7 @@ class SharedSeals:
                 if not progress.failed_files:
                     await self._sealing.load_missing(draft, progress)
                 if not progress.failed_files:
-                    await self._sealing.in_thread(self._publish, draft, shared, os.fsdecode(top))
+                    await self._sealing.in_thread(self._publish, draft, shared, os.fsdecode(top), progress)
             finally:
                 self._store.sealed.end(str(seal))
 
@@ -282,7 +282,7 @@ class SharedSeals:
         except (PathNotFoundError, NotADirectoryPathError):
             return None
 
-    def _publish(self, draft: Draft, shared: SharedRecord, top: str) -> None:
+    def _publish(self, draft: Draft, shared: SharedRecord, top: str, progress: JobProgress) -> None:
         ids: array[int] = array("Q")
         with draft.open("list") as file, draft.create("image") as image:
             entries = self._image_entries(draft, read_packed(file, shared), ids)
@@ -299,7 +299,7 @@ class SharedSeals:
             created_s=shared.created_s,
             layout=LAYOUT,
         )
-        self._catalogue.publish(draft, record)
+        progress.finish(self._catalogue.publish, draft, record)
         self._store.sealed.add(ids)
         drop_older_images(self._catalogue, record)
 

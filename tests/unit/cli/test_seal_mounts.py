@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headrace.base.errors import MountError, NodeUnavailableError, UsageError
+from headrace.base.errors import CancelledByUserError, MountError, NodeUnavailableError, UsageError
 from headrace.base.volume_owner import claim_volumes
 from headrace.cli import job_progress, seal, sealed_mounts
 from headrace.cli.sealed_mounts import BUSY, SealMounts, SealNode, known_node
@@ -226,3 +226,22 @@ def test_a_directory_that_can_not_be_mounted_at_is_refused_before_files_are_fetc
     with pytest.raises(MountError, match="the directory is not empty"):
         seal.make("/data", mountpoint=str(tmp_path / "full"))
     assert fetched == []
+
+
+def test_an_interrupted_mount_says_that_the_seal_is_made_and_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = SealRecord("a", 1, "/d", "id", "image", 0, 0, 0.0, 2)
+    node = SealNode("", "/", [str(tmp_path)], [], is_running=False)
+    os.makedirs(node.catalogue.path(SealId("a", 1), ""))
+
+    def interrupted(*_: object) -> None:
+        assert (tmp_path / "new").is_dir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SealNode, "_mount_view", interrupted)
+    monkeypatch.setattr(mountpoint, "only_root_moves", lambda _: True)
+    with pytest.raises(CancelledByUserError, match="the seal is made, and not mounted"):
+        seal._mount_at(node, record, [Place(str(tmp_path / "new"))])
+    assert not (tmp_path / "new").exists()
+    assert node.catalogue.places(SealId("a", 1)) == []

@@ -294,6 +294,52 @@ async def test_a_job_that_is_cancelled_leaves_a_whole_seal_or_none(
     assert os.listdir(node.catalogue.folder) == [str(SEAL)]
 
 
+async def _cancelled_while(
+    node: SealingFixture, monkeypatch: pytest.MonkeyPatch, step: str
+) -> list[JobState]:
+    """Cancel a seal while a thread does a step of its end. Return the states that its caller still gets."""
+    begun, go_on = threading.Event(), threading.Event()
+    owner: Any = node.jobs.sealing._store if step == "sync" else node.catalogue
+    work = getattr(owner, step)
+
+    def slow(*arguments: Any) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        work(*arguments)
+
+    monkeypatch.setattr(owner, step, slow)
+    states: list[JobState] = []
+
+    async def collect() -> None:
+        async for state in node.jobs.run("seal", "/d", {"seal": str(SEAL)}):
+            states.append(state)
+
+    job = asyncio.ensure_future(collect())
+    assert await asyncio.to_thread(begun.wait, 60)
+    job.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await job
+    return [state for state in states if state.done]
+
+
+async def test_a_seal_that_is_cancelled_before_its_last_step_is_not_made(
+    node: SealingFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await _cancelled_while(node, monkeypatch, "sync") == []
+    assert node.catalogue.seals() == []
+    node.assert_nothing_left()
+
+
+async def test_the_caller_of_a_seal_that_is_cancelled_too_late_gets_its_name(
+    node: SealingFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (last,) = await _cancelled_while(node, monkeypatch, "publish")
+    assert list(last.data) == [str(SEAL)]
+    assert node.catalogue.seals() == [SEAL]
+
+
 @pytest.mark.parametrize("seal", ["", "a", "a@", "a@0", "@1", ".a", "a b", "../a", "../a@1"])
 async def test_a_bad_name_is_refused(node: SealingFixture, seal: str) -> None:
     """A new seal may have a name without a version."""
