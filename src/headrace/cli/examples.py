@@ -169,7 +169,7 @@ _READY = _fields(
     "session_pid log"
 )
 _SEAL = _fields("seal id path files size_bytes created_s missing mounted")
-_LAB = _fields("node address running cut pids mountpoint zone")
+_LAB = _fields("node address running cut pids mountpoint socket zone")
 _CHECKPOINT = _fields("step saved kind ranks full data_bytes written_bytes pinned problem")
 
 FIELDS: dict[str, tuple[str, ...]] = {

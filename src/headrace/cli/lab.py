@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -12,6 +14,7 @@ from headrace.cli import options
 from headrace.cli.render import print_json, print_rows, say, warn
 from headrace.cli.state import lab_file
 from headrace.lab.lab import Lab, LabPlan
+from headrace.lab.processes import NotReadyError
 
 Origin = Annotated[
     str | None,
@@ -84,25 +87,28 @@ def up(
     )
     end_as_by_interrupt()
     lab = Lab(_state_path(), progress=warn if json else say)
-    lab.up(
-        LabPlan(
-            nodes=nodes,
-            rate_bits_s=parse_rate(rate) if rate else 0,
-            cache_bytes=parse_size(cache),
-            zones=zones,
-            origin=url_of(origin) if origin else "",
-            origin_options=origin_settings,
-            alone=alone,
-            folder=folder,
-        )
+    plan = LabPlan(
+        nodes=nodes,
+        rate_bits_s=parse_rate(rate) if rate else 0,
+        cache_bytes=parse_size(cache),
+        zones=zones,
+        origin=url_of(origin) if origin else "",
+        origin_options=origin_settings,
+        alone=alone,
+        folder=folder,
     )
+    with _status_of_node():
+        lab.up(plan)
     _show(lab, as_json=json)
     if sys.stdout.isatty() and not json:
         say("end it with `headrace lab down`")
 
 
 def status(json: options.Json = False) -> None:
-    """Print the nodes, which of them run, and whose link is cut."""
+    """Print the nodes, which of them run, and whose link is cut.
+
+    Other commands reach a node by its socket: `headrace status --socket SOCKET`.
+    """
     _show(_lab(), as_json=json)
 
 
@@ -166,13 +172,15 @@ def heal(number: Number, json: options.Json = False) -> None:
 
 def start(number: Number, json: options.Json = False) -> None:
     """Start a node again after `headrace lab kill`."""
-    _lab().start(number)
+    with _status_of_node():
+        _lab().start(number)
     _show(_lab(), as_json=json)
 
 
 def add(json: options.Json = False) -> None:
     """Add one more node to the lab."""
-    _lab().add()
+    with _status_of_node():
+        _lab().add()
     _show(_lab(), as_json=json)
 
 
@@ -181,9 +189,21 @@ def down(json: options.Json = False) -> None:
 
     Succeeds also when no lab runs.
     """
-    Lab(_state_path()).down()
+    Lab(_state_path(), progress=warn).down()
     if json:
         print_json({"down": True})
+
+
+@contextmanager
+def _status_of_node() -> Iterator[None]:
+    """End with the exit status of a node that can't start: the cause is the node's own error."""
+    try:
+        yield
+    except NotReadyError as error:
+        if not error.status or error.status < 0:
+            raise
+        warn(str(error))
+        raise typer.Exit(error.status) from None
 
 
 def _lab() -> Lab:

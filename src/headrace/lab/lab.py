@@ -15,15 +15,21 @@ import tempfile
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 from headrace.base.errors import DeadlineExceededError, HeadraceError, UsageError
 from headrace.base.mount_table import mount_table
+from headrace.config.schema import socket_path_of
 from headrace.config.secret_options import option_words
 from headrace.lab import network, processes, services, state
 from headrace.lab.network import Loopback, Namespaces, Network
+from headrace.seal.catalogue import Catalogue
+from headrace.seal.mounted import mountpoints
+from headrace.seal.mountpoint import remove_mountpoint
+from headrace.seal.places import unmount_seal
 
 NODES_MAX = 64
 READY_WITHIN_S = 60.0
@@ -118,6 +124,11 @@ class Lab:
             raise
         try:
             self._build(lab_state, net, plan)
+        except processes.NotReadyError as error:
+            self.down()
+            if not lab_state.made_folder:
+                raise
+            raise error.without_log() from None
         except BaseException:
             self.down()
             raise
@@ -136,13 +147,14 @@ class Lab:
             if plan.sample:
                 self._report_progress(f"put {services.put_sample(store) / 1e6:.0f} MB of sample data")
         state.write(self._path, lab_state)
+        pids = []
         for number in range(1, plan.nodes + 1):
             net.add(number)
             lab_state.nodes.append(number)
             state.write(self._path, lab_state)
-            _start_node(lab_state, net, number)
-        for number in lab_state.nodes:
-            _wait_ready(lab_state, number)
+            pids.append(_start_node(lab_state, net, number))
+        for number, pid in zip(lab_state.nodes, pids, strict=True):
+            _wait_ready(lab_state, number, pid)
             self._report_progress(f"node {number} ready at {net.address(number)}, {self.mountpoint(number)}")
 
     def down(self) -> None:
@@ -159,11 +171,28 @@ class Lab:
         for name in ("origin", "etcd"):
             processes.kill(_part(lab_state, name))
         services.clear_object_store(_part(lab_state, "origin"))
+        for number in lab_state.nodes:
+            cache = os.path.join(_part(lab_state, f"node-{number}"), "cache")
+            self._unmount_seals(Catalogue.of_cache(cache), is_last=lab_state.made_folder)
         _unmount_below(lab_state.folder)
         _network_of(lab_state).remove()
         if lab_state.made_folder:
             shutil.rmtree(lab_state.folder, ignore_errors=True)
         state.remove(self._path)
+
+    def _unmount_seals(self, catalogue: Catalogue, *, is_last: bool) -> None:
+        """Unmount the seals of a node, wherever they are. is_last: the node's cache is removed; the directories that
+        commands created for the seals are removed, too."""
+        mounted = [path for paths in mountpoints(catalogue).values() for path in paths]
+        for mountpoint in sorted(mounted, key=lambda path: path.split("/"), reverse=True):
+            try:
+                unmount_seal(mountpoint)
+            except HeadraceError as error:
+                self._report_progress(f"a seal stays mounted: {error}")
+        with suppress(HeadraceError, OSError):  # a damaged cache can't name the directories
+            for seal in catalogue.seals() if is_last else ():
+                for place in catalogue.places(seal):
+                    remove_mountpoint(place, catalogue)
 
     # ---- one node
 
@@ -174,8 +203,8 @@ class Lab:
         _network_of(lab_state).add(number)
         lab_state.nodes.append(number)
         state.write(self._path, lab_state)
-        _start_node(lab_state, _network_of(lab_state), number)
-        _wait_ready(lab_state, number)
+        pid = _start_node(lab_state, _network_of(lab_state), number)
+        _wait_ready(lab_state, number, pid)
         return number
 
     def start(self, number: int) -> None:
@@ -184,8 +213,8 @@ class Lab:
         if processes.marked(self.folder(number)):
             raise UsageError(f"node {number} is running")
         _unmount_below(self.folder(number))
-        _start_node(lab_state, _network_of(lab_state), number)
-        _wait_ready(lab_state, number)
+        pid = _start_node(lab_state, _network_of(lab_state), number)
+        _wait_ready(lab_state, number, pid)
 
     def kill(self, number: int, *, only_node: bool = False) -> list[int]:
         """Kill a node with SIGKILL and return the pids. `only_node` kills only the daemon: the session stays, and the
@@ -246,6 +275,7 @@ class Lab:
                     "cut": lab_state.cuts.get(number, ""),
                     "pids": sorted(pids),
                     "mountpoint": self.mountpoint(number),
+                    "socket": socket_path_of(self.folder(number), self._cache(number)),
                     "zone": _zone(lab_state, number),
                 }
             )
@@ -372,7 +402,8 @@ def _words(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers)) or "none"
 
 
-def _start_node(lab_state: state.LabState, net: Network, number: int) -> None:
+def _start_node(lab_state: state.LabState, net: Network, number: int) -> int:
+    """Start the `headrace up` of a node, and return its pid."""
     directory = _part(lab_state, f"node-{number}")
     mountpoint, cache = os.path.join(directory, "mnt"), os.path.join(directory, "cache")
     for path in (mountpoint, cache):
@@ -392,11 +423,14 @@ def _start_node(lab_state: state.LabState, net: Network, number: int) -> None:
         if "tls_certificate" not in settings:
             environment["HEADRACE_PEERS_INSECURE"] = "true"
     open(processes.log_of(directory, "up"), "wb").close()  # removes the output of an earlier run
-    processes.spawn(words, directory, name="up", environment=environment)
+    return processes.spawn(words, directory, name="up", environment=environment)
 
 
-def _wait_ready(lab_state: state.LabState, number: int) -> None:
+def _wait_ready(lab_state: state.LabState, number: int, pid: int) -> None:
     directory = _part(lab_state, f"node-{number}")
-    processes.wait_until(
-        lambda: _has_reported_ready(directory), directory, name="up", within_s=READY_WITHIN_S
-    )
+    try:
+        processes.wait_until(
+            lambda: _has_reported_ready(directory), directory, name="up", within_s=READY_WITHIN_S, pid=pid
+        )
+    except processes.NotReadyError as error:
+        raise error.of_node(number) from None

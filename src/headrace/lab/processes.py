@@ -18,8 +18,33 @@ from headrace.base.proc_stat import ENDED, stat_fields, state_of
 
 MARK = "HEADRACE_RUN_FOLDER"
 EXEC_LOOKS = 50
+LINE_PREFIX = "headrace: "
+"""Begins the line of an error of the command line."""
 _PF_KTHREAD = 0x200000
 """proc(5), field 9 of stat; linux/sched.h."""
+
+
+class NotReadyError(HeadraceError):
+    """A process of a lab ended before it was ready, or was not ready in time. status: its exit status; None if it is
+    unknown. last_line: of its log."""
+
+    def __init__(self, subject: str, last_line: str, *, hint: str, status: int | None) -> None:
+        super().__init__(subject, why=last_line.removeprefix(LINE_PREFIX), hint=hint)
+        self.status = status
+        self._is_own_line = last_line.startswith(LINE_PREFIX)
+
+    def of_node(self, number: int) -> NotReadyError:
+        """Return the error as that of a node, which names its own error in the last line of its log."""
+        subject = f"node {number} can't start" if self._is_own_line else f"node {number}: {self.what}"
+        return NotReadyError(subject, self._last_line, hint=self.hint, status=self.status)
+
+    def without_log(self) -> NotReadyError:
+        """Return the error of a process whose log is removed."""
+        return NotReadyError(self.what, self._last_line, hint="", status=self.status)
+
+    @property
+    def _last_line(self) -> str:
+        return f"{LINE_PREFIX if self._is_own_line else ''}{self.why}"
 
 
 def spawn(argv: Sequence[str], directory: str, *, name: str, environment: Mapping[str, str]) -> int:
@@ -134,38 +159,47 @@ def _wait_for_all(directory: str, within_s: float) -> bool:
     return True
 
 
-def _wait_for_end(pid: int, within_s: float) -> None:
+def _wait_for_end(pid: int, within_s: float) -> int | None:
+    """Wait for the end of a process, and reap it. Return its exit status; None if it is unknown."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
-        return
+        return None
     try:
         watched = select.poll()  # not select.select: a program may have descriptors above 1023
         watched.register(pidfd, select.POLLIN)
         watched.poll(within_s * 1000)
-        _reap(pid)
+        return _reap(pid)
     finally:
         os.close(pidfd)
 
 
-def _reap(pid: int) -> None:
-    """Reap the process if it is a child of this one: it stays a zombie until then."""
+def _reap(pid: int) -> int | None:
+    """Reap the process if it is a child of this one: it stays a zombie until then. Return its exit status; None if it
+    is unknown."""
     try:
-        os.waitpid(pid, os.WNOHANG)
+        reaped, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
-        pass
+        return None
+    return os.waitstatus_to_exitcode(status) if reaped else None
 
 
-def wait_until(ready: Callable[[], bool], directory: str, *, name: str, within_s: float) -> None:
-    """Poll `ready` until it returns true. Raise HeadraceError with the last log line if the process ended or time is
-    up."""
+def wait_until(
+    ready: Callable[[], bool], directory: str, *, name: str, within_s: float, pid: int = 0
+) -> None:
+    """Poll `ready` until it returns true. Raise NotReadyError with the last log line if the process ended or time is
+    up. pid: of the process, a child of this one whose exit status matters."""
     until_s = time.monotonic() + within_s
     while not ready():
         has_ended = not marked(directory)
         if has_ended or time.monotonic() > until_s:
-            why = last_log_line(directory, name)
             state = "ended before it was ready" if has_ended else f"was not ready in {within_s:.0f} s"
-            raise HeadraceError(f"{name} {state}", why=why, hint=f"see {log_of(directory, name)}")
+            raise NotReadyError(
+                f"{name} {state}",
+                last_log_line(directory, name),
+                hint=f"see {log_of(directory, name)}",
+                status=_wait_for_end(pid, 1.0) if has_ended and pid else None,
+            )
         time.sleep(0.03)  # the pause between two polls
 
 
