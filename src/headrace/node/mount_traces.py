@@ -2,6 +2,10 @@
 
 The node that adds a mount asks the far cluster, which asks the clusters behind that path in turn. Any node of the first
 cluster recognizes the question by the instance in it.
+
+A node that starts attaches its configured mounts before it serves anybody, so nobody recognizes its questions then. It
+asks again during its first minute, and detaches a mount that leads back. A node that runs for longer asks no more: the
+mount that was attached last makes the circle, and a cluster elsewhere must not have an older one detached.
 """
 
 from __future__ import annotations
@@ -9,15 +13,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import secrets
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, UsageError
 from headrace.base.namespace_path import is_at_or_below
+from headrace.base.tasks import OwnedTasks
 from headrace.namespace.mounts import MountTable
 from headrace.origin.far_trace import FarTrace
 from headrace.wire.trace_messages import HOPS_MAX, MountTraced, TraceMount
@@ -34,6 +40,10 @@ BRANCHES_MAX = 16
 """Mounts of far clusters that are asked for one question."""
 PASSED_ON_MAX = 64
 """Questions of others that a node passes on within LIMIT_S: clusters that mount each other would multiply them."""
+AGAIN_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""The pauses, in seconds, before the mounts of far clusters are checked again after the start."""
+
+Detach = Callable[[str], Awaitable[None]]
 
 
 class MountTraces:
@@ -45,7 +55,37 @@ class MountTraces:
         self._own = secrets.token_hex(8) if link is None else link.info.instance
         self._far: dict[str, FarTrace] = {}
         self._passed_on_s: deque[float] = deque(maxlen=PASSED_ON_MAX)
+        self._tasks = OwnedTasks()
         self.handlers: Mapping[type, Any] = {TraceMount: self._answer}
+
+    def start(self, detach: Detach) -> None:
+        """Check the present mounts again for a minute, and detach those that lead back."""
+        self._tasks.start(self._check_again(list(self._far.items()), detach))
+
+    async def _check_again(self, mounts: list[tuple[str, FarTrace]], detach: Detach) -> None:
+        for pause_s in AGAIN_S if mounts else ():
+            await asyncio.sleep(pause_s)
+            for path, trace in mounts:
+                if self._far.get(path) is trace:
+                    await self._detach_loop(path, trace, detach)
+
+    async def _detach_loop(self, path: str, trace: FarTrace, detach: Detach) -> None:
+        try:
+            await self.check(path, trace)
+            return
+        except UsageError:
+            await asyncio.sleep(random.random())  # another cluster of the circle may detach its mount now
+        try:
+            await self.check(path, trace)
+        except UsageError as loop:
+            if self._far.get(path) is not trace:
+                return
+            try:
+                await detach(path)
+            except HeadraceError as error:
+                log.warning("a mount that leads back could not be detached path=%s error=%s", path, error)
+                return
+            log.warning("a mount was detached error=%s", loop)
 
     async def check(self, path: str, trace: FarTrace) -> None:
         """Raise UsageError if the origin of a mount leads back to its path. A far cluster that does not say so is
@@ -75,6 +115,7 @@ class MountTraces:
             trace.close()
 
     async def stop(self) -> None:
+        await self._tasks.close()
         for path in list(self._far):
             self.remove(path)
 

@@ -534,6 +534,9 @@ def _start_background(node: Node) -> None:
     """Start the parts that work by themselves."""
     node.upkeep.start()
     node.origin_events.start()
+    node.attachments.traces.start(
+        node.attachments.remove if node.cluster is None else node.cluster.mounts.remove
+    )
     node.planned_fetcher.start()
     node.regrouping.start()
     node.tier_mover.start()
@@ -554,7 +557,7 @@ def _parts_to_stop(node: Node) -> list[_Stoppable]:
         *(node.policies, node.origin_budgets, node.costs, node.regrouping, node.tier_mover, node.expiry),
         *(node.namespace.refresh_ahead, node.namespace.freshness, node.scrub, node.server, node.broker),
         *(node.native, node.write),
-        *(node.cluster, node.attachments.traces),
+        *(node.attachments.traces, node.cluster),
     )
     return [part for part in parts if part is not None]
 

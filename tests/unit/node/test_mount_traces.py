@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import OriginUnavailableError, UsageError
 from headrace.namespace.mounts import Mount, MountTable
-from headrace.node.mount_traces import BRANCHES_MAX, LIMIT_S, PASSED_ON_MAX, MountTraces
+from headrace.node.mount_traces import (
+    AGAIN_S,
+    BRANCHES_MAX,
+    LIMIT_S,
+    PASSED_ON_MAX,
+    MountTraces,
+)
 from headrace.origin.memory import MemoryOrigin
+from headrace.testing.virtual_loop import pass_time
 from headrace.wire.trace_messages import HOPS_MAX, TraceMount
 
 
@@ -146,3 +155,59 @@ async def test_a_mount_that_is_gone_leads_nowhere() -> None:
     second.traces.remove("/m")
     await first.check("/data", second.far("/m"))
     await second.traces.stop()
+
+
+async def _mount_of_a_loop() -> tuple[TracedCluster, TracedCluster, list[str]]:
+    """Return two clusters that mount each other, as after a start of both, and what the first one detaches."""
+    first, second = TracedCluster(), TracedCluster()
+    second.attach("/far", first.far("/data"))
+    first.is_away = True  # it does not serve yet
+    far = second.far("/far")
+    await first.check("/data/loop", far)
+    first.attach("/data/loop", far)
+    first.attach("/other", TracedCluster().far())
+    detached: list[str] = []
+
+    async def detach(path: str) -> None:
+        detached.append(path)
+        first.traces.remove(path)
+
+    first.traces.start(detach)
+    return first, second, detached
+
+
+@pytest.mark.expected_warnings("a mount was detached")
+async def test_a_mount_that_led_nowhere_at_the_start_is_detached_when_it_leads_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, _, detached = await _mount_of_a_loop()
+    await pass_time(sum(AGAIN_S) / 2)
+    assert detached == []
+    first.is_away = False
+    await pass_time(sum(AGAIN_S))
+    assert detached == ["/data/loop"]
+    assert caplog.text.count("a mount was detached") == 1
+    assert "leads back to /data/loop itself" in caplog.text
+    await first.traces.stop()
+
+
+async def test_a_mount_stays_when_another_cluster_detaches_its_own_at_that_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(random, "random", lambda: 1.0)
+    first, second, detached = await _mount_of_a_loop()
+    first.is_away = False
+    await pass_time(AGAIN_S[0] + 0.5)
+    second.traces.remove("/far")
+    await pass_time(2 * sum(AGAIN_S))
+    assert detached == []
+    await first.traces.stop()
+
+
+async def test_an_older_mount_stays_when_a_newer_one_makes_the_circle() -> None:
+    first, _, detached = await _mount_of_a_loop()
+    await pass_time(2 * sum(AGAIN_S))
+    first.is_away = False
+    await pass_time(3600)
+    assert detached == []
+    await first.traces.stop()
