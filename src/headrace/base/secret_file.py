@@ -43,8 +43,9 @@ def open_secret(path: str, subject: str) -> Iterator[BinaryIO]:
     except OSError as error:
         raise UsageError(f"{subject} = {path}", why=error.strerror or str(error)) from error
     if why := exposure_of(fd):
+        hint = f"chmod 600 {path}" if stat.S_ISREG(os.fstat(fd).st_mode) else "name a file"
         os.close(fd)
-        raise UsageError(f"{subject} = {path}", why=why, hint=f"chmod 600 {path}")
+        raise UsageError(f"{subject} = {path}", why=why, hint=hint)
     with open(fd, "rb") as file:
         yield file
 

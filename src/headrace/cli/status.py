@@ -95,7 +95,8 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     wrong, corrupt = (report["origin"]["checksums"][name] for name in ("files_wrong", "files_corrupt"))
     if wrong or corrupt:
         lines.append(("", f"{wrong} files came with wrong bytes and were read again, {corrupt} stayed wrong"))
-    lines += _event_lines(report.get("events") or {})
+    urls = {mount["path"]: mount["url"] for mount in report["mounts"]}
+    lines += _event_lines(report.get("events") or {}, urls)
     lines += _policy_lines(report.get("policy") or {})
     lines += _cost_lines(report.get("costs") or {})
     lines += _plan_lines(report.get("plans") or {})
@@ -175,17 +176,20 @@ def _away_lines(origin: dict[str, Any]) -> list[tuple[str, str]]:
     return [("", f"{line}, next try in {origin['next_try_s']:.1f} s" if origin["waiting"] else line)]
 
 
-def _event_lines(events: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return a line for each queue that this node receives from, and one for posts if there were any."""
+def _event_lines(events: dict[str, Any], urls: dict[str, str]) -> list[tuple[str, str]]:
+    """Return a line for each queue and far cluster that this node receives changes from, and one for posts if there
+    were any. urls: of the mounts, by their paths."""
     lines = []
     for path, row in events.get("receivers", {}).items():
-        line = f"{path}: {row['changes']} changes from its queue"
+        is_far = urls.get(path, "").startswith("headrace://")
+        source, trouble = ("far cluster", "reports no changes") if is_far else ("queue", "can't be read")
+        line = f"{path}: {row['changes']} changes from its {source}"
         if row["since_s"] is not None:
             line += f", the last one {_duration(row['since_s'])} ago"
         lines.append(("events", line))
         if row["error"]:
             lines.append(
-                ("", f"the queue can't be read: {row['error']}, next try in {row['retry_s'] or 0:.0f} s")
+                ("", f"the {source} {trouble}: {row['error']}, next try in {row['retry_s'] or 0:.0f} s")
             )
     posts = events.get("posts", {})
     if posts.get("posts"):

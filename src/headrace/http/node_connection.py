@@ -86,10 +86,12 @@ class HttpResponse:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Names a node's API. tls: for https; with a node's identity, or by names of hosts."""
+    """Names a node's API. tls: for https; with a node's identity, or by names of hosts. option: of the mount that has
+    the certificates; "": settings have them."""
 
     url: str
     tls: MutualTls | ssl.SSLContext | None
+    option: str = ""
 
     @property
     def who(self) -> str:
@@ -107,7 +109,7 @@ class HttpConnection:
         self._patience = _Patience(address.who, is_node_alive)
         self._http = _connection(address)
         self._http.response_class = functools.partial(_response_from, self._patience)  # type: ignore[assignment]
-        with translating_http_errors(address.who):
+        with translating_http_errors(address.who, address.option):
             self._http.connect()
         self._sock = self._http.sock
 
@@ -116,7 +118,7 @@ class HttpConnection:
     ) -> HttpResponse:
         """Send a request and return the response. After NodeUnavailableError it is unknown whether the node ran the
         request."""
-        with translating_http_errors(self.address.who):
+        with translating_http_errors(self.address.who, self.address.option):
             try:
                 self._http.request(method, target, body=body, headers=headers)
             except (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
@@ -215,10 +217,11 @@ class _PatientReader(io.RawIOBase):
 
 
 class translating_http_errors:
-    """Translates errors of sockets and of HTTP to errors of Headrace."""
+    """Translates errors of sockets and of HTTP to errors of Headrace. option: as in Address."""
 
-    def __init__(self, who: str) -> None:
+    def __init__(self, who: str, option: str = "") -> None:
         self._who = who
+        self._option = f"the option {option}" if option else ""
 
     def __enter__(self) -> None:
         pass
@@ -228,10 +231,11 @@ class translating_http_errors:
             raise NodeUnavailableError(
                 self._who,
                 why=f"its certificate is not accepted: {error.verify_message}",
-                hint="see tls_authority",
+                hint=f"see {self._option or 'tls_authority'}",
             ) from None
         if isinstance(error, StrangerError):
-            raise NodeUnavailableError(self._who, why=str(error), hint="see tls_certificate") from None
+            hint = f"see {self._option or 'tls_certificate'}"
+            raise NodeUnavailableError(self._who, why=str(error), hint=hint) from None
         if isinstance(error, (OSError, http.client.HTTPException)) and not isinstance(
             error, NodeUnavailableError
         ):

@@ -24,14 +24,34 @@ HANDSHAKE_STEPS_MAX = 10
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
     """Names PEM files: this side's certificate with its chain, its key without a password, and the authority that
-    must have signed the other side's certificate."""
+    must have signed the other side's certificate. option: of a mount that names their directory; "": settings do."""
 
     certificate: str
     key: str
     authority: str
+    option: str = ""
 
     def names(self) -> tuple[str, str, str]:
         return self.certificate, self.key, self.authority
+
+    @property
+    def key_subject(self) -> str:
+        """Return what messages about the key begin with, before its path."""
+        return f"option {self.option}" if self.option else "setting tls_key"
+
+    @property
+    def certificate_subject(self) -> str:
+        if self.option:
+            return f"option {self.option}: {self.certificate} and {self.key}"
+        return f"settings tls_certificate {self.certificate}, tls_key {self.key}"
+
+    @property
+    def authority_subject(self) -> str:
+        return (
+            f"option {self.option}: {self.authority}"
+            if self.option
+            else f"setting tls_authority {self.authority}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +180,7 @@ def _seen_by_server(server: ssl.SSLContext, files: TlsFiles) -> ssl._PeerCertRet
     it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only the server's half is tested
-    load_key(context, files.certificate, files.key, "setting tls_key")
+    load_key(context, files.certificate, files.key, files.key_subject)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = context.wrap_bio(to_client, to_server)
     acceptor = server.wrap_bio(to_server, to_client, server_side=True)
@@ -183,16 +203,14 @@ def _context(side: int, files: TlsFiles) -> ssl.SSLContext:
     if side == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # sessions are not resumed, because connections are kept open
     try:
-        load_key(context, files.certificate, files.key, "setting tls_key")
+        load_key(context, files.certificate, files.key, files.key_subject)
     except (OSError, ssl.SSLError) as error:
         raise UsageError(
-            f"settings tls_certificate {files.certificate}, tls_key {files.key}",
+            files.certificate_subject,
             why=error.strerror or str(error),
         ) from error
     try:
         context.load_verify_locations(files.authority)
     except OSError as error:
-        raise UsageError(
-            f"setting tls_authority {files.authority}", why=error.strerror or str(error)
-        ) from error
+        raise UsageError(files.authority_subject, why=error.strerror or str(error)) from error
     return context

@@ -86,6 +86,8 @@ _BUSY = frozenset(
 
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
 HOSTS_MAX = 64
+CERTIFICATES = "certificates"
+"""The option that names the directory of this side's certificate."""
 PORT_DIGITS_MAX = 5
 
 Reply = TypeVar("Reply", bound=Value)
@@ -134,7 +136,7 @@ def open_far_nodes(url: str, options: OriginOptions) -> tuple[FarNodes, str]:
     nodes, path = parse_far_url(url.partition("://")[2])
     tls = _tls_of(url, options)
     scheme = "http" if tls is None else "https"
-    addresses = [Address(f"{scheme}://{node}", tls) for node in nodes]
+    addresses = [Address(f"{scheme}://{node}", tls, CERTIFICATES) for node in nodes]
     if not _TOKEN_TEXT.fullmatch(options.token):
         raise UsageError(url, why="option token must consist of printable ASCII characters without spaces")
     return FarNodes(addresses, options.token), path
@@ -150,7 +152,7 @@ def _tls_of(url: str, options: OriginOptions) -> MutualTls | ssl.SSLContext | No
     folder = os.path.expanduser(options.certificates)
     names = ("certificate.pem", "key.pem", "authority.pem")
     certificate, key, authority = (os.path.join(folder, name) for name in names)
-    return MutualTls(TlsFiles(certificate, key, authority))
+    return MutualTls(TlsFiles(certificate, key, authority, option=CERTIFICATES))
 
 
 class FarRequest:
