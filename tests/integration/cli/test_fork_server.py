@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import resource
@@ -22,6 +23,7 @@ from tests.integration.cli.host import Host, wait_until
 
 pytestmark = pytest.mark.usefixtures("needs_root", "needs_fuse")
 STATUS = ("PPid", "Umask", "Uid", "CapEff", "SigBlk", "SigIgn", "SigCgt", "Threads", "NoNewPrivs", "Seccomp")
+PASSED_FD = 450
 ENVIRONMENT = {"PATH": "/usr/bin", "HEADRACE_NAME": "é", "EMPTY": ""}
 
 
@@ -31,15 +33,19 @@ class Started:
     def __init__(self, kind: type[subprocess.Popen[bytes]], folder: Path) -> None:
         settings = fork_server.program_settings(dict(os.environ))
         with open(folder / "file", "wb") as file:
+            # one number for both: threads of earlier tests close files meanwhile
+            fd = fcntl.fcntl(file.fileno(), fcntl.F_DUPFD_CLOEXEC, PASSED_FD)
+            assert fd == PASSED_FD
             self.process = kind(
                 [sys.executable, "-P", "-m", "headrace.node", "--config-json", str(folder / "pipe")],
                 stdin=subprocess.DEVNULL,
                 stderr=file,
-                pass_fds=[file.fileno()],
+                pass_fds=[fd],
                 cwd=folder,
                 env={**ENVIRONMENT, **settings},
                 start_new_session=True,
             )
+            os.close(fd)
 
     def read(self, name: str) -> bytes:
         return Path(f"/proc/{self.process.pid}/{name}").read_bytes()
