@@ -262,7 +262,8 @@ class SafePath:
         if b"/." in self.path:
             return False  # perhaps b".."; most paths have none
         try:
-            return not (last and stat.S_ISLNK(self.lstat().st_mode))
+            status = self.lstat()  # also for last=False: it fails if a name above the last is a link
+            return not (last and stat.S_ISLNK(status.st_mode))
         except FileNotFoundError:
             return True
         except OSError:

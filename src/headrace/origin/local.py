@@ -278,6 +278,9 @@ class LocalOrigin:
                     raise
                 sweep(path, math.inf)  # of any age: a put into a directory that is being removed retries
                 path.rmdir()
+        except NotADirectoryError:
+            if not _unlink_directory(path):
+                raise
         except FileNotFoundError:
             return
         except OSError as error:
@@ -377,6 +380,18 @@ def _following(path: SafePath, call: Callable[[SafePath], Result]) -> Result:
         if error.errno not in (errno.ELOOP, errno.ENOTDIR):
             raise
         return call(path.resolved())
+
+
+def _unlink_directory(path: SafePath) -> bool:
+    """Remove a link to a directory; the directory stays. Return False if the path is no such link."""
+    try:
+        path.readlink()
+        if not path.resolved().is_directory():
+            return False
+    except OSError:
+        return False
+    path.unlink()
+    return True
 
 
 def _read_all(file: int, start: int, end: int) -> Body:

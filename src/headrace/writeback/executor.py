@@ -17,6 +17,7 @@ from headrace.base.errors import (
     DeadlineExceededError,
     FileInUseError,
     HeadraceError,
+    OriginError,
     StoreError,
 )
 from headrace.base.keyed_lock import KeyedLock
@@ -288,7 +289,6 @@ class SyncExecutor:
     async def _remove(self, path: bytes, gone: list[bytes]) -> None:
         before = self._dirty[path]
         if await self._removals.remove(path, self._upper.at(path)):
-            self.counts.removed += 1
             gone.append(path)
         else:
             self._dirty.drop(path, only=before)
@@ -306,12 +306,18 @@ class SyncExecutor:
                 stale.add(directory)
                 errors.append(error)
         for path in gone:
-            if split(path)[0] not in stale and self._removals.drop_whiteout(path):
+            if split(path)[0] in stale:
+                self._defer([path])
+            elif self._removals.drop_whiteout(path):
+                self.counts.removed += 1
                 self._dirty.drop(path)
                 if self._upper.at(path).exists():  # a session created it again, perhaps unchanged
                     self._changes.note([path], 0.0)
             else:
-                self._defer([path])
+                errors.append(
+                    OriginError(os.fsdecode(path), why="the origin still lists it after its removal")
+                )
+                self._note_failure(path, errors[-1])
         return errors
 
     async def _remove_directory(self, path: bytes) -> None:

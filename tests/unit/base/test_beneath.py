@@ -230,6 +230,8 @@ def test_links_within_are_resolved_where_that_is_wanted(root: Root, tmp_path: Pa
     assert root.at(b"/by-path/file").resolved().path == b"/a/b/file"
     assert root.at(b"/a/up").resolved().path == b"/a/b/file"
     assert root.at(b"/a/up").resolved(last=False).path == b"/a/up"
+    assert root.at(b"/by-path/file").resolved(last=False).path == b"/a/b/file"
+    assert root.at(b"/by-path/new").resolved(last=False).path == b"/a/b/new"
     assert root.at(b"/gone").resolved().path == b"/a/none/x"
     for path, number in ((b"/a/out/file", errno.EXDEV), (b"/itself", errno.ELOOP)):
         with pytest.raises(OSError) as caught:

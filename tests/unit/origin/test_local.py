@@ -15,6 +15,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     BucketNotFoundError,
     DeadlineExceededError,
+    NotADirectoryPathError,
     OriginUnavailableError,
     PathNotFoundError,
 )
@@ -24,6 +25,8 @@ from headrace.origin.local import LocalOrigin
 from headrace.origin.origin import Origin
 from headrace.origin.threads import Threads
 from tests.conformance.origin.origin_suite import listing_of, opened, read, soon
+
+NEVER = Deadline.never()
 
 
 def at(folder: Path) -> AbstractAsyncContextManager[Origin]:
@@ -198,3 +201,30 @@ async def test_a_thread_that_hangs_keeps_no_one_from_the_deadline_or_from_other_
         free.close()
     finally:
         go_on.set()
+
+
+async def test_names_below_a_link_to_a_directory_are_removed_and_made(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs/file").write_bytes(b"bytes")
+    (tmp_path / "set/link").symlink_to("../blobs")
+    async with at(tmp_path) as origin:
+        await origin.make_directory("set/link/new", deadline=NEVER)
+        assert (tmp_path / "blobs/new").is_dir()
+        info = await origin.head("set/link/file", deadline=NEVER)
+        await origin.remove("set/link/file", condition=info.version, deadline=NEVER)
+        await origin.remove_directory("set/link/new", deadline=NEVER)
+        assert os.listdir(tmp_path / "blobs") == []
+
+
+async def test_the_removal_of_a_link_to_a_directory_leaves_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs/others").write_bytes(b"bytes")
+    (tmp_path / "link").symlink_to("blobs")
+    (tmp_path / "link of a file").symlink_to("blobs/others")
+    async with at(tmp_path) as origin:
+        await origin.remove_directory("link", deadline=NEVER)
+        with pytest.raises(NotADirectoryPathError):
+            await origin.remove_directory("link of a file", deadline=NEVER)
+    assert sorted(os.listdir(tmp_path)) == ["blobs", "link of a file"]
+    assert os.listdir(tmp_path / "blobs") == ["others"]

@@ -6,6 +6,7 @@ import asyncio
 import os
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -70,6 +71,19 @@ async def test_a_start_finds_what_nobody_reported(layer: LayerFixture) -> None:
         await until(lambda: write.waiting(b"/") == (0, 0))
         await assert_tree(layer, {b"/d/f": b"ours", b"/gone": None})
         assert layer.names() == [b"d"]
+
+
+@pytest.mark.expected_warnings("still lists it after its removal")
+async def test_a_removal_that_the_origin_only_pretends_is_a_failure(
+    layer: LayerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide(layer.upper, b"/gone", await layer.hold(b"/gone", b"before"))
+    with monkeypatch.context() as patch:
+        patch.setattr(layer.origin, "remove", AsyncMock())
+        async with layer.running(layer.write_back(delay_s=0.0)) as write:
+            await until(lambda: write.counts.failures == 2)
+            assert write.counts.removed == 0
+            assert write.failing(b"/") == [("/gone", "/gone: the origin still lists it after its removal")]
 
 
 async def test_a_path_that_is_not_quiet_waits(layer: LayerFixture) -> None:
