@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import logging
 import math
 import os
@@ -35,6 +36,7 @@ from headrace.base.file_times import stored_ns
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.commit_point import AbandonedError, CommitPoint
 from headrace.origin.file_ticks import tick_left_s
+from headrace.origin.local_links import follow, leads_back, real_directories
 from headrace.origin.local_write import (
     directory_of,
     locked,
@@ -62,6 +64,8 @@ _PAGE = 1000
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _DENIED = (errno.EACCES, errno.EPERM)
 _LEADS_OUT = "a symbolic link leads out of the origin's directory"
+_LEADS_OUT_UNSHOWN = f"{_LEADS_OUT}, only unsafe_links=true follows it"
+_LEADS_BACK = "a symbolic link leads back to a directory above it"
 _UNSAFE_LINKS = "the origin's option unsafe_links=true follows such links"
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 _SWEPT_MAX = 10_000
@@ -96,14 +100,15 @@ def _translate(error: OSError, target: str) -> HeadraceError:
 class LocalOrigin:
     """Serves a local directory as an origin. Symbolic links are followed within the directory. A link out of it is
     refused and not listed. With unsafe_links it is followed, also for writing, to any place this process may reach.
-    Sockets, devices and dangling links are not listed."""
+    A link that leads back to a directory above it is neither followed nor listed. Nor are sockets, devices and
+    dangling links listed."""
 
     writable = True
 
     def __init__(self, directory: str, *, unsafe_links: bool = False) -> None:
         self._directory = os.path.abspath(directory)
         self._unsafe_links = unsafe_links
-        self._warned_of_links = False
+        self._warned_of_links: set[str] = set()
         self._swept: set[bytes] = set()
         self.url = f"file://{self._directory}"
         self._threads = Threads()
@@ -208,7 +213,7 @@ class LocalOrigin:
 
     def _head(self, key: str) -> ObjectInfo:
         path = self._path(key)
-        status = _following(path, lambda link: link.lstat())
+        status = _following(path, self._top, lambda link: link.lstat())
         if stat.S_ISLNK(status.st_mode):
             status = path.resolved().lstat()
         if not stat.S_ISREG(status.st_mode):
@@ -246,7 +251,7 @@ class LocalOrigin:
     def _remove(self, key: str, condition: Condition) -> None:
         where = self._where(key)
         try:
-            path = self._path(key).resolved(last=False)
+            path = follow(self._path(key), self._top(), last=False)
             directory = directory_of(path).held()
         except NotADirectoryError:
             raise PathNotFoundError(where, why="the file does not exist") from None
@@ -260,7 +265,7 @@ class LocalOrigin:
         sync_directory(directory_of(path))
 
     def _make_directory(self, key: str) -> None:
-        path = self._path(key).resolved(last=False)
+        path = follow(self._path(key), self._top(), last=False)
         try:
             make_directories(path, self._top())
         except FileExistsError:
@@ -269,7 +274,7 @@ class LocalOrigin:
             raise PathExistsError(self._where(key), why="a file has this name") from None
 
     def _remove_directory(self, key: str) -> None:
-        path = self._path(key).resolved(last=False)
+        path = follow(self._path(key), self._top(), last=False)
         try:
             try:
                 path.rmdir()
@@ -279,7 +284,7 @@ class LocalOrigin:
                 sweep(path, math.inf)  # of any age: a put into a directory that is being removed retries
                 path.rmdir()
         except NotADirectoryError:
-            if not _unlink_directory(path):
+            if not _unlink_directory(path, self._top()):
                 raise
         except FileNotFoundError:
             return
@@ -291,7 +296,7 @@ class LocalOrigin:
 
     def _read(self, key: str, start: int, end: int, version: Version) -> Body:
         try:
-            file = _following(self._path(key), lambda link: link.open(os.O_RDONLY | os.O_NONBLOCK))
+            file = _following(self._path(key), self._top, lambda link: link.open(os.O_RDONLY | os.O_NONBLOCK))
         except OSError as error:
             if error.errno in _ABSENT:
                 raise VersionChangedError(self._where(key), why="the file was removed") from None
@@ -314,7 +319,7 @@ class LocalOrigin:
         with contextlib.ExitStack() as stack:
             try:
                 path = self._path(key)
-                listing = _following(path, lambda link: stack.enter_context(link.entries()))
+                listing = _following(path, self._top, lambda link: stack.enter_context(link.entries()))
             except PathNotFoundError:
                 return
             except OSError as error:
@@ -325,8 +330,9 @@ class LocalOrigin:
                 return
             objects: list[ObjectInfo] = []
             directories: list[str] = []
+            above = functools.cache(lambda: real_directories(path, self._top()))
             for entry in listing:
-                self._classify(entry, path, key, objects, directories)
+                self._classify(entry, path, key, above, objects, directories)
                 if len(objects) + len(directories) >= _PAGE:
                     yield ListPage(tuple(objects), tuple(directories))
                     objects, directories = [], []
@@ -338,6 +344,7 @@ class LocalOrigin:
         entry: os.DirEntry[bytes],
         directory: SafePath,
         key: str,
+        above: Callable[[], list[bytes]],
         objects: list[ObjectInfo],
         directories: list[str],
     ) -> None:
@@ -346,7 +353,11 @@ class LocalOrigin:
             return
         try:
             if entry.is_symlink():
-                status = (directory / entry.name).resolved().lstat()
+                target = (directory / entry.name).resolved()
+                status = target.lstat()
+                if stat.S_ISDIR(status.st_mode) and leads_back(target.path, above()):
+                    self._warn_of_links(_LEADS_BACK, f"{key}/{name}" if key else name)
+                    return
             elif entry.is_dir(follow_symlinks=False):
                 directories.append(name)
                 return
@@ -354,7 +365,7 @@ class LocalOrigin:
                 status = entry.stat(follow_symlinks=False)
         except OSError as error:
             if error.errno == errno.EXDEV:
-                self._warn_of_links(f"{key}/{name}" if key else name)
+                self._warn_of_links(_LEADS_OUT_UNSHOWN, f"{key}/{name}" if key else name)
             elif error.errno in TRANSIENT and not entry.is_symlink():
                 raise  # a listing without the name would say that the file was removed
             return  # removed meanwhile, or a dangling link
@@ -363,30 +374,28 @@ class LocalOrigin:
         elif stat.S_ISREG(status.st_mode):
             objects.append(_info(f"{key}/{name}" if key else name, status))
 
-    def _warn_of_links(self, key: str) -> None:
-        if not self._warned_of_links:
-            self._warned_of_links = True
-            log.warning(
-                "a symbolic link leads out of the origin's directory, only unsafe_links=true follows it path=%s",
-                self._where(key),
-            )
+    def _warn_of_links(self, why: str, key: str) -> None:
+        """Log that a link is not shown, once for each reason."""
+        if why not in self._warned_of_links:
+            self._warned_of_links.add(why)
+            log.warning("a symbolic link is not shown path=%s error=%s", self._where(key), why)
 
 
-def _following(path: SafePath, call: Callable[[SafePath], Result]) -> Result:
+def _following(path: SafePath, top: Callable[[], SafePath], call: Callable[[SafePath], Result]) -> Result:
     """Call with the path; if that fails because of a symbolic link, call again with the resolved path."""
     try:
         return call(path)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENOTDIR):
             raise
-        return call(path.resolved())
+        return call(follow(path, top()))
 
 
-def _unlink_directory(path: SafePath) -> bool:
+def _unlink_directory(path: SafePath, top: SafePath) -> bool:
     """Remove a link to a directory; the directory stays. Return False if the path is no such link."""
     try:
         path.readlink()
-        if not path.resolved().is_directory():
+        if not follow(path, top).is_directory():
             return False
     except OSError:
         return False

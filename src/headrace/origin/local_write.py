@@ -28,6 +28,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import Attributes, Version
 from headrace.origin.commit_point import CommitPoint
+from headrace.origin.local_links import follow
 from headrace.origin.origin import HIDDEN, Absent, Condition, PutSource, check_condition, hidden_name
 from headrace.origin.source import FilePutSource
 
@@ -68,6 +69,7 @@ def put_file(
     """Write a file, durable together with its name, and return its stat. `target` is the path in messages. `top` is
     the directory that must exist; missing directories between it and the file are created. A symbolic link stays, and
     the file that it points to is replaced."""
+    follow(directory_of(path), top)
     path = path.resolved()
     directory = _open_directory(directory_of(path), top)
     try:
@@ -329,7 +331,11 @@ def make_directories(directory: SafePath, top: SafePath) -> None:
             missing.append(directory_of(directory))
             continue
         except FileExistsError:
-            if not directory.resolved().is_directory():
+            try:
+                is_directory = follow(directory, top).is_directory()
+            except NotADirectoryError:
+                is_directory = False
+            if not is_directory:
                 raise
         else:
             sync_directory(directory_of(directory))

@@ -15,14 +15,18 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     BucketNotFoundError,
     DeadlineExceededError,
+    IsADirectoryPathError,
     NotADirectoryPathError,
     OriginUnavailableError,
+    PathExistsError,
     PathNotFoundError,
 )
 from headrace.base.file_times import TIME_NS_MAX
+from headrace.base.model import Attributes
 from headrace.origin.file_ticks import tick_left_s
 from headrace.origin.local import LocalOrigin
 from headrace.origin.origin import Origin
+from headrace.origin.source import BytesPutSource
 from headrace.origin.threads import Threads
 from tests.conformance.origin.origin_suite import listing_of, opened, read, soon
 
@@ -228,3 +232,53 @@ async def test_the_removal_of_a_link_to_a_directory_leaves_the_directory(tmp_pat
             await origin.remove_directory("link of a file", deadline=NEVER)
     assert sorted(os.listdir(tmp_path)) == ["blobs", "link of a file"]
     assert os.listdir(tmp_path / "blobs") == ["others"]
+
+
+@pytest.mark.expected_warnings("a symbolic link leads back")
+@pytest.mark.parametrize("unsafe_links", [False, True])
+async def test_links_that_lead_back_are_neither_listed_nor_followed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, unsafe_links: bool
+) -> None:
+    for name in ("a/b", "c"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "c/file").write_bytes(b"bytes")
+    back: dict[str, str | Path] = {"a/dot": ".", "a/b/parent": "..", "a/b/top": tmp_path, "c/self": "../c"}
+    for name, target in {**back, "a/b/beside": "../../c", "c/other": "../a/b"}.items():
+        (tmp_path / name).symlink_to(target)
+    async with opened(LocalOrigin(str(tmp_path), unsafe_links=unsafe_links)) as origin:
+        listed = {
+            key: (await listing_of(origin, key)).directories
+            for key in ("", "a", "a/b", "a/b/beside", "c", "c/other", *back, "a/dot/b", "a/b/beside/other")
+        }
+        assert {key: set(names) for key, names in listed.items() if names} == {
+            "": {"a", "c"},
+            "a": {"b"},
+            "a/b": {"beside"},
+            "c": {"other"},
+        }
+        info = await origin.head("a/b/beside/file", deadline=NEVER)
+        assert await read(origin, info, 0, 5) == b"bytes"
+        for key in ("c/self/file", "a/b/beside/self/file", "a/b/top/c/file"):
+            with pytest.raises(PathNotFoundError):
+                await origin.head(key, deadline=NEVER)
+    assert caplog.text.count("leads back") == 1
+
+
+async def test_nothing_is_written_over_a_link_that_leads_back(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(".")
+    (tmp_path / "file").write_bytes(b"bytes")
+    async with at(tmp_path) as origin:
+        for key in ("link", "link/new", "link/folder/new"):
+            with pytest.raises((IsADirectoryPathError, NotADirectoryPathError)):
+                await origin.put(
+                    *(key, BytesPutSource(b"x")), condition=None, attributes=Attributes(), deadline=NEVER
+                )
+        with pytest.raises(PathExistsError):
+            await origin.make_directory("link", deadline=NEVER)
+        with pytest.raises(NotADirectoryPathError):
+            await origin.make_directory("link/folder", deadline=NEVER)
+        with pytest.raises(NotADirectoryPathError):
+            await origin.remove_directory("link", deadline=NEVER)
+        with pytest.raises(PathNotFoundError):
+            await origin.remove("link/file", condition=None, deadline=NEVER)
+    assert sorted(os.listdir(tmp_path)) == ["file", "link"]
