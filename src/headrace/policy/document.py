@@ -15,7 +15,7 @@ from typing import Any
 from headrace.base.errors import HeadraceError, UsageError
 from headrace.policy import values
 from headrace.policy.effects import FIELD_OF
-from headrace.policy.key_lines import KeyPath, key_lines, line_of
+from headrace.policy.key_lines import KEY_DOTS_MAX, KeyPath, key_lines, line_of, line_of_long_key
 from headrace.policy.limits import POLICY_TEXT_MAX
 from headrace.policy.patterns import PathPatterns
 
@@ -125,6 +125,9 @@ def parse_policy(text: str, canonical: Canonical | None = None) -> PolicyDocumen
     which may name origins that only other nodes know. Raise PolicyFaultsError with all its faults."""
     if len(text) > POLICY_TEXT_MAX:
         _refuse(1, f"it has {len(text)} characters: {POLICY_TEXT_MAX} are allowed")
+    long_key_line = line_of_long_key(text)
+    if long_key_line is not None:
+        _refuse(long_key_line, f"a key has more than {KEY_DOTS_MAX} dots")
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

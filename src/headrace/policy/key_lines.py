@@ -15,6 +15,40 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 
+KEY_DOTS_MAX = 16
+"""Dots of a key: the parser needs time and memory by their square, and no key of a policy has three."""
+_MARK = re.compile(r"""\"{3}|'{3}|["'\#.=,\[\]{}\n]""")
+# what ends a string or a comment, by its first characters, or is an escape sequence in it
+_ENDS = {
+    '"""': re.compile(r'\\.|"{3,5}', re.DOTALL),
+    "'''": re.compile("'{3,5}"),
+    '"': re.compile(r'\\.|"|(?=\n)'),
+    "'": re.compile(r"'|(?=\n)"),
+    "#": re.compile(r"(?=\n)"),
+}
+
+
+def line_of_long_key(text: str) -> int | None:
+    """Return the line of the first key with more than KEY_DOTS_MAX dots; None if there is none. text: need not be
+    valid. It is read once, and as the parser reads it up to the first fault."""
+    position = dots = 0
+    while (match := _MARK.search(text, position)) is not None:
+        mark, position = match[0], match.end()
+        if mark in _ENDS:
+            position = _end_of(text, mark, position)
+        elif mark != ".":
+            dots = 0
+        elif (dots := dots + 1) > KEY_DOTS_MAX:
+            return text.count("\n", 0, position) + 1
+    return None
+
+
+def _end_of(text: str, mark: str, position: int) -> int:
+    """Return where a string or a comment ends that began with a mark before the position."""
+    ends = (match for match in _ENDS[mark].finditer(text, position) if not match[0].startswith("\\"))
+    match = next(ends, None)
+    return len(text) if match is None else match.end()
+
 
 def key_lines(text: str) -> dict[KeyPath, int]:
     """Return the line of each table and key, from 1. text: a valid document, of which each character is read once.
@@ -29,8 +63,9 @@ def key_lines(text: str) -> dict[KeyPath, int]:
         else:
             names = _names(_key_of(statement) + "=0")
         path = table if statement.startswith("[") else (*table, *names)
-        for end in range(1, len(path) + 1):
-            lines.setdefault(path[:end], line)
+        while path and path not in lines:  # a path has a line once all paths above it have
+            lines[path] = line
+            path = path[:-1]
     return lines
 
 

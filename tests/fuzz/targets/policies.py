@@ -62,7 +62,10 @@ FUZZERS = [
         "policies of operators: rules, tenants, budgets (policy/)",
         _policy,
         (PolicyFaultsError,),
-        [_WHOLE, b"", _ORIGIN, b'[[rule]]\nmatch = ["**/a/*"]\nttl = "1h"\n'],
+        [
+            *(_WHOLE, b"", _ORIGIN, b'[[rule]]\nmatch = ["**/a/*"]\nttl = "1h"\n'),
+            *(b"a." * 1000 + b"b = 1\n", b"a = " + b"[" * 1000 + b"]" * 1000 + b"\n"),
+        ],
         words=[
             b"[[rule]]", b"match", b"fresh", b"ttl", b"tier", b"write", b"seal", b"paths", b"parent", b"share", b"**/",
             b"/**",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import tomllib
 
 import pytest
 
@@ -50,6 +51,16 @@ def test_a_policy_with_everything() -> None:
     assert second.effects == {"ttl": TimeToLive(172800.0)}
     vision = document.tenants["vision"]
     assert (vision.guaranteed, vision.limit, vision.share) == (0.3, 4 << 40, 2.0)
+
+
+def test_a_key_of_thousands_of_parts_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tomllib, "loads", lambda _: pytest.fail("the parser needs minutes for it"))
+    assert faults_of("\n" + "a." * 30000 + "b=1") == [(2, "a key has more than 16 dots")]
+
+
+@pytest.mark.parametrize("text", ["a=" + "[" * 30000 + "]" * 30000, "a=" + "{a=" * 10000 + "1" + "}" * 10000])
+def test_values_that_lie_too_deep_in_each_other_are_refused(text: str) -> None:
+    assert faults_of(text) == [(1, "no TOML: its arrays lie too deep in each other")]
 
 
 def test_an_empty_policy_decides_nothing() -> None:

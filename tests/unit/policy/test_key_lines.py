@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.policy.key_lines import KeyPath, key_lines, line_of
+from headrace.policy.key_lines import KEY_DOTS_MAX, KeyPath, key_lines, line_of, line_of_long_key
 
 TEXT = '''# a comment = 1
 first = "a = b # c"
@@ -51,6 +56,80 @@ def test_a_key_without_a_line_has_that_of_its_table() -> None:
     lines = key_lines(TEXT)
     assert line_of(lines, ("array", 1, "four", "five")) == 17
     assert line_of(lines, ("nothing",)) == 1
+
+
+LONG_KEY = "a." * (KEY_DOTS_MAX + 1) + "b"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{LONG_KEY} = 1",
+        f"[{LONG_KEY}]",
+        LONG_KEY.replace(".", " . ") + " = 1",
+        LONG_KEY.replace("a", '"a"') + " = 1",
+        'x = {y = """a"""", ' + LONG_KEY + " = 1}",
+        "x = {y = '''a''''', " + LONG_KEY + " = 1}",
+        'x = {y = "\\"", ' + LONG_KEY + " = 1}",
+        "x = {y = '\\', " + LONG_KEY + " = 1}",
+    ],
+)
+def test_a_key_with_too_many_dots_has_its_line(line: str) -> None:
+    tomllib.loads(line)
+    assert line_of_long_key(f"{TEXT}{line}\n") == TEXT.count("\n") + 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TEXT,
+        f"{'a.' * KEY_DOTS_MAX}b = 1.5",
+        f'"{LONG_KEY}" = 1 # {LONG_KEY}',
+        f'a = """\n{LONG_KEY}\\"""{LONG_KEY}"""',
+        f"a = '''\n{LONG_KEY}'''",
+        f"a = [{'1.5, ' * 50}]\n" + "a.b = 1\n" * 50,
+        'a = "',
+        'a = """',
+    ],
+)
+def test_dots_of_strings_comments_and_numbers_make_no_key_long(text: str) -> None:
+    assert line_of_long_key(text) is None
+
+
+def lines_run(work: Callable[[str], object], text: str) -> int:
+    """Count the lines of its module that the work at a text runs."""
+    count, module = 0, key_lines.__code__.co_filename
+
+    def trace(frame: FrameType, event: str, _argument: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace if frame.f_code.co_filename == module else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work(text)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("work", [key_lines, line_of_long_key])
+def test_the_work_grows_with_the_length_of_the_text(work: Callable[[str], object]) -> None:
+    table = f"[{'.'.join('abcdefghijklmnop')}]\n"
+    short, long = (table + "".join(f"k{index} = 1\n" for index in range(count)) for count in (100, 400))
+    assert lines_run(work, long) < 4.5 * lines_run(work, short)
+
+
+def test_a_string_of_escapes_is_read_once() -> None:
+    assert lines_run(line_of_long_key, '"' + '\\"' * 2000) < 10 * 2000
+
+
+def test_only_new_paths_of_a_key_are_looked_at() -> None:
+    deep = ".".join("abcdefghijklmnop")
+    keys = "".join(f"k{index} = 1\n" for index in range(100))
+    in_deep, in_flat = (lines_run(key_lines, f"[{table}]\n{keys}") for table in (deep, "a"))
+    assert in_deep < 1.5 * in_flat
 
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=5)
