@@ -17,6 +17,9 @@ MEMBERS_MAX_AGE_S = 5.0
 HOSTS_MAX = 3
 """Most owners of a segment that are reported: clients use one of the first."""
 
+PARTS_MAX = 65_536
+"""Most parts of a file: a longer file, which may be sparse, has longer parts. 8 TiB have as many of 128 MiB."""
+
 
 @dataclass(frozen=True, slots=True)
 class BlockLocation:
@@ -49,7 +52,10 @@ class Locations:
         self, path: bytes, start: int, end: int, *, size_bytes: int, part_bytes: int
     ) -> list[BlockLocation]:
         """Return the locations of bytes start to end of a file, cut at multiples of `part_bytes`, which divides a
-        segment."""
+        segment. Parts are longer where the file has more than PARTS_MAX of them. One that is longer than a segment
+        has the owners of its first."""
+        while part_bytes * PARTS_MAX < size_bytes:
+            part_bytes *= 2
         self._refresh()
         with self._lock:
             ring, addresses = self._ring, self._addresses

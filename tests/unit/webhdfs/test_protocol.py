@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import struct
 import threading
@@ -22,7 +23,7 @@ from headrace.webhdfs import responses
 from headrace.webhdfs.checksum import file_checksum
 from headrace.webhdfs.errors import ERROR_MAP, STATUS, RemoteError, remote_error_of
 from headrace.webhdfs.file_status import file_status
-from headrace.webhdfs.locations import BlockLocation, Locations, block_locations, located_blocks
+from headrace.webhdfs.locations import PARTS_MAX, BlockLocation, Locations, block_locations, located_blocks
 from headrace.webhdfs.read_ops import ReadOperations
 from headrace.webhdfs.routes import WebHdfsCall, route
 
@@ -269,6 +270,17 @@ def test_hosts_are_those_of_the_owners() -> None:
     assert [
         part.start for part in places.parts(b"/a", 200 << 20, 1 << 30, size_bytes=size, part_bytes=128 << 20)
     ][:2] == [128 << 20, 256 << 20]
+
+
+@pytest.mark.parametrize("size", [8 << 40, (8 << 40) + 1, 4 << 60, (1 << 63) - 1])
+def test_a_file_of_any_size_has_a_limited_number_of_parts(size: int) -> None:
+    places = Locations(dict, replicas=1)
+    parts = places.parts(b"/a", 0, size, size_bytes=size, part_bytes=128 << 20)
+    assert PARTS_MAX // 2 < len(parts) <= PARTS_MAX
+    assert (parts[0].start, parts[-1].end) == (0, size)
+    assert all(part.end == following.start for part, following in itertools.pairwise(parts))
+    of_range = places.parts(b"/a", parts[5].start + 1, parts[6].end, size_bytes=size, part_bytes=128 << 20)
+    assert of_range == parts[5:7]
 
 
 def test_hosts_that_are_known_are_used_while_the_node_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
