@@ -14,7 +14,12 @@ from collections.abc import Callable
 
 from headrace.base import boot_clock
 from headrace.base.boot_clock import boot_id
-from headrace.base.errors import CheckpointFailedError, CheckpointNoSpaceError, PathNotFoundError
+from headrace.base.errors import (
+    CheckpointFailedError,
+    CheckpointNoSpaceError,
+    CorruptCheckpointError,
+    PathNotFoundError,
+)
 from headrace.checkpoint import layout
 from headrace.checkpoint.storage import CheckpointStorage
 
@@ -56,7 +61,7 @@ def is_abandoned(storage: CheckpointStorage, name: str, state: str) -> bool:
         if noted_state == state and seen_s.isdigit():
             return boot_clock.now_s() - int(seen_s) >= ABANDONED_AFTER_S
         storage.remove(note)
-    except PathNotFoundError:
+    except (PathNotFoundError, CorruptCheckpointError):
         pass
     # another process may have written the note meanwhile
     with contextlib.suppress(CheckpointFailedError, CheckpointNoSpaceError):

@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from headrace.base.errors import (
     CheckpointFailedError,
     CheckpointNoSpaceError,
+    CorruptCheckpointError,
     DirectoryNotEmptyError,
     HeadraceError,
+    IsADirectoryPathError,
     NoSpaceError,
     NotADirectoryPathError,
     PathNotFoundError,
@@ -28,7 +30,13 @@ from headrace.checkpoint.storage import SaveClaim
 from headrace.sdk.namespace import Content, join, open_local_vfs, split, stat_of
 
 SCHEME = "headrace://"
-_PASSED_ON = (PathNotFoundError, NotADirectoryPathError, ReadOnlyError, CheckpointFailedError)
+_PASSED_ON = (
+    PathNotFoundError,
+    NotADirectoryPathError,
+    ReadOnlyError,
+    CheckpointFailedError,
+    CorruptCheckpointError,
+)
 
 
 class NodeStorage:
@@ -60,7 +68,10 @@ class NodeStorage:
 
     def read(self, name: str, *, bytes_max: int | None = None) -> bytes:
         with self._translating_errors(name):
-            content = self._vfs.content(self._path(name))
+            try:
+                content = self._vfs.content(self._path(name))
+            except IsADirectoryPathError:
+                raise CorruptCheckpointError(f"{self.name}/{name}", why="it is not a regular file") from None
             try:
                 return content.read(0, content.size_bytes if bytes_max is None else bytes_max)
             finally:
@@ -123,7 +134,7 @@ class NodeStorage:
         with self._translating_errors(name):
             try:
                 content = self._vfs.content(self._path(name))
-            except PathNotFoundError:
+            except (PathNotFoundError, IsADirectoryPathError):
                 return False
             try:
                 fd = content.wait(0, content.size_bytes)

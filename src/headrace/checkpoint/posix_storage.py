@@ -8,12 +8,14 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 import threading
 
 from headrace.base.beneath import Root, SafePath
 from headrace.base.errors import (
     CheckpointFailedError,
     CheckpointNoSpaceError,
+    CorruptCheckpointError,
     NotADirectoryPathError,
     PathNotFoundError,
 )
@@ -40,6 +42,20 @@ STORAGE_ERRORS = OsErrorTable(
         errno.EFBIG: _FULL,
     },
     OsErrorRow(CheckpointFailedError),
+)
+_NO_FILE = "it is not a regular file"
+_READ_ERRORS = OsErrorTable(
+    {
+        **STORAGE_ERRORS.rows,
+        errno.ELOOP: OsErrorRow(CorruptCheckpointError, why=_NO_FILE),
+        errno.EISDIR: OsErrorRow(CorruptCheckpointError, why=_NO_FILE),
+        errno.ENXIO: OsErrorRow(CorruptCheckpointError, why=_NO_FILE),  # a socket
+    },
+    STORAGE_ERRORS.other,
+)
+_NAMES_ERRORS = OsErrorTable(
+    {**STORAGE_ERRORS.rows, errno.ELOOP: OsErrorRow(NotADirectoryPathError, why="it is a symbolic link")},
+    STORAGE_ERRORS.other,
 )
 
 
@@ -83,9 +99,11 @@ class PosixStorage:
     def read(self, name: str, *, bytes_max: int | None = None) -> bytes:
         path = self.path(name)
         with (
-            translating_os_errors(path, STORAGE_ERRORS),
+            translating_os_errors(path, _READ_ERRORS),
             open(self._safe_path(name).open(os.O_RDONLY | os.O_NONBLOCK), "rb") as file,
         ):
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise CorruptCheckpointError(path, why=_NO_FILE)
             return file.read(-1 if bytes_max is None else bytes_max)
 
     def size_bytes(self, name: str) -> int:
@@ -126,7 +144,7 @@ class PosixStorage:
             self._safe_path(folder).sync()
 
     def names(self, folder: str) -> list[str]:
-        with translating_os_errors(self.path(folder), STORAGE_ERRORS):
+        with translating_os_errors(self.path(folder), _NAMES_ERRORS):
             try:
                 return sorted(map(os.fsdecode, self._safe_path(folder).names()))
             except FileNotFoundError:
@@ -158,11 +176,15 @@ class PosixStorage:
         except FileNotFoundError:
             return False
         except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):  # a link or a socket
+                return False
             raise STORAGE_ERRORS.translate(error, path) from None
         try:
             with translating_os_errors(path, STORAGE_ERRORS):
-                stat = os.fstat(fd)
-                return is_owner_alive(self, name, fd, lambda: f"{stat.st_size}-{stat.st_mtime_ns}")
+                status = os.fstat(fd)
+                return stat.S_ISREG(status.st_mode) and is_owner_alive(
+                    self, name, fd, lambda: f"{status.st_size}-{status.st_mtime_ns}"
+                )
         finally:
             os.close(fd)
 

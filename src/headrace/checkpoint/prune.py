@@ -20,7 +20,13 @@ import msgspec
 
 from headrace.base import failpoint
 from headrace.base.decoding import decode_json
-from headrace.base.errors import CheckpointNotFoundError, CorruptCheckpointError, PathNotFoundError
+from headrace.base.errors import (
+    CheckpointFailedError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    NotADirectoryPathError,
+    PathNotFoundError,
+)
 from headrace.checkpoint import folder, layout
 from headrace.checkpoint.layout import SaveId
 from headrace.checkpoint.manifest import Head
@@ -98,7 +104,10 @@ def _claims(
     claimed: set[str] = set()
     live_saves: set[SaveId] = set()
     for save in storage.names(layout.SAVES):
-        file_names = storage.names(f"{layout.SAVES}/{save}")
+        try:
+            file_names = storage.names(f"{layout.SAVES}/{save}")
+        except NotADirectoryPathError:  # another user put a file or a link there
+            continue
         names = [f"{layout.SAVES}/{save}/{name}" for name in file_names]
         claims = [name for name in names if name.endswith((".claim", ".claim~"))]
         if save not in committed and any(storage.is_claimed(name) for name in claims):
@@ -106,12 +115,21 @@ def _claims(
             for name in claims:
                 claimed.update(_claimed_packs(storage, name))
             continue
-        pruned.saves.append(save)
-        if not dry:
-            for name in names:
-                storage.remove(name)
-            storage.remove_folder(f"{layout.SAVES}/{save}")
+        if dry or _remove_save(storage, save, names):
+            pruned.saves.append(save)
     return claimed, live_saves
+
+
+def _remove_save(storage: CheckpointStorage, save: str, names: list[str]) -> bool:
+    """Delete the remains of a save, and return whether that was possible: another user may own some of them."""
+    try:
+        for name in names:
+            storage.remove(name)
+        storage.remove_folder(f"{layout.SAVES}/{save}")
+    except CheckpointFailedError as error:
+        log.warning("the remains of a save can't be deleted save=%s error=%s", save, error)
+        return False
+    return True
 
 
 def _claimed_packs(storage: CheckpointStorage, name: str) -> list[str]:
@@ -119,7 +137,7 @@ def _claimed_packs(storage: CheckpointStorage, name: str) -> list[str]:
     try:
         _, _, data = storage.read(name).partition(b"\n")
         return decode_json(data, list[str])
-    except (PathNotFoundError, msgspec.MsgspecError):
+    except (PathNotFoundError, CorruptCheckpointError, msgspec.MsgspecError):
         return []  # the save ended meanwhile, or its claim is not written yet: it then relies on no pack
 
 
@@ -156,4 +174,7 @@ def _drop_new_manifests(storage: CheckpointStorage, live: set[SaveId]) -> None:
     for name in storage.names(layout.MANIFESTS):
         save = layout.save_of_new_manifest(name)
         if save is not None and save not in live:
-            storage.remove(f"{layout.MANIFESTS}/{name}")
+            try:
+                storage.remove(f"{layout.MANIFESTS}/{name}")
+            except CheckpointFailedError as error:  # another user owns it, or it is a directory
+                log.warning("an incomplete manifest can't be deleted error=%s", error)

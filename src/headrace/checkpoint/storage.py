@@ -90,7 +90,7 @@ class CheckpointStorage(Protocol):
     def open(self, name: str) -> FileReader: ...
 
     def read(self, name: str, *, bytes_max: int | None = None) -> bytes:
-        """Return a small file, or its first bytes."""
+        """Return a small file, or its first bytes. Raises CorruptCheckpointError for anything but a regular file."""
 
     def size_bytes(self, name: str) -> int: ...
 
@@ -110,7 +110,7 @@ class CheckpointStorage(Protocol):
         """Make the names in the directory durable."""
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a directory, sorted; empty if it does not exist."""
+        """Return the names in a directory, sorted; empty if it does not exist. Raises NotADirectoryPathError."""
 
     def claim(self, name: str, data: bytes) -> SaveClaim:
         """Create a file with `data` that this process owns. It is visible on return, but not durable."""
@@ -118,5 +118,6 @@ class CheckpointStorage(Protocol):
     def is_claimed(self, name: str) -> bool:
         """Return whether the claim's owner lives, as far as this host can know.
 
-        If it cannot know, the claim counts for a day after a process of this host first checked it.
+        If it cannot know, the claim counts for a day after a process of this host first checked it. Anything but a
+        regular file has no owner.
         """
