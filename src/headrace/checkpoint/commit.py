@@ -24,14 +24,25 @@ from headrace.base.errors import (
 )
 from headrace.checkpoint import folder, layout
 from headrace.checkpoint.layout import SaveId
-from headrace.checkpoint.manifest import Manifest, RankPart, decode_part, encode, encode_part
+from headrace.checkpoint.manifest import (
+    HEAD_BYTES_MAX,
+    MANIFEST_BYTES_MAX,
+    Manifest,
+    RankPart,
+    decode_part,
+    encode,
+    encode_part,
+    head_bytes_of,
+)
 from headrace.checkpoint.manifest_check import check_part
-from headrace.checkpoint.storage import CheckpointStorage, SaveClaim
+from headrace.checkpoint.storage import CheckpointStorage, SaveClaim, read_whole
 
 POLL_S_MIN, POLL_S_MAX = 0.002, 0.25
 """Shortest and longest pause between two checks of the other ranks' files, in seconds."""
 CLAIM_ATTEMPTS_MAX = 10
 """Most attempts to claim while a concurrent prune removes the directory of the save."""
+_FAILED_BYTES_MAX = 4096
+"""Most bytes that are read of the failure of another rank."""
 
 
 @dataclass
@@ -69,7 +80,9 @@ class Attempt:
     def deliver(self, part: RankPart) -> None:
         """Publish this rank's part to rank 0. The part is durable on return, as are the packs that it names."""
         name = layout.part_name(self.save, self.rank)
-        write_file(self.storage, f"{name}{layout.NEW}", encode_part(part))
+        data = encode_part(part)
+        self._check_bytes("the part of this rank", len(data), MANIFEST_BYTES_MAX)
+        write_file(self.storage, f"{name}{layout.NEW}", data)
         self.promised = True
         self.storage.rename(f"{name}{layout.NEW}", name)
         self.storage.sync_folder(layout.save_folder(self.save))
@@ -99,25 +112,35 @@ class Attempt:
         """Return the part of a rank; None if it does not exist yet."""
         name = layout.part_name(self.save, rank)
         try:
-            return check_part(decode_part(self.storage.read(name), name), name)
+            data = read_whole(self.storage, name, bytes_max=MANIFEST_BYTES_MAX)
+            return check_part(decode_part(data, name), name)
         except PathNotFoundError:
             return None
 
     def publish(self, manifest: Manifest) -> None:
         """Commit the checkpoint: on return it exists and survives a power loss. Before, no trace of it is visible.
 
-        Raises CheckpointFailedError if a pack is missing or short.
+        Raises CheckpointFailedError if a pack is missing or short, or if no reader would accept such a long manifest.
         """
         for name, size_bytes in zip(manifest.head.packs, manifest.head.pack_bytes, strict=True):
             self._check_pack(f"{layout.PACKS}/{name}", size_bytes)
+        data = encode(manifest)
+        self._check_bytes("the head, with the user's metadata,", head_bytes_of(data), HEAD_BYTES_MAX - 1)
+        self._check_bytes("the manifest", len(data), MANIFEST_BYTES_MAX)
         new = layout.new_manifest_name(self.step, self.save)
-        write_file(self.storage, new, encode(manifest))
+        write_file(self.storage, new, data)
         failpoint.hit("save.manifest")
         self.promised = True
         self.storage.rename(new, layout.manifest_name(self.step))
         failpoint.hit("save.renamed")
         self.storage.sync_folder(layout.MANIFESTS)
         failpoint.hit("save.committed")
+
+    def _check_bytes(self, subject: str, size_bytes: int, bytes_max: int) -> None:
+        """Raise CheckpointFailedError for more bytes than a reader accepts."""
+        if size_bytes > bytes_max:
+            why = f"{subject} has {size_bytes} bytes, more than the {bytes_max} that a load accepts"
+            raise CheckpointFailedError(f"checkpoint of step {self.step}", why=why)
 
     def _check_pack(self, name: str, size_bytes: int) -> None:
         """Raise CheckpointFailedError if a user or a prune has deleted a pack that this save refers to."""
@@ -156,10 +179,10 @@ class Attempt:
 
     def _raise_if_failed(self) -> None:
         try:
-            why = self.storage.read(layout.failed_name(self.save)).decode(errors="replace")
+            data = self.storage.read(layout.failed_name(self.save), bytes_max=_FAILED_BYTES_MAX)
         except PathNotFoundError:
             return
-        raise CheckpointFailedError(f"checkpoint of step {self.step}", why=why)
+        raise CheckpointFailedError(f"checkpoint of step {self.step}", why=data.decode(errors="replace"))
 
     def fail(self, error: BaseException) -> None:
         """Report the failure to the other ranks, as far as that is possible."""

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from headrace.base.errors import CheckpointNotFoundError, PathNotFoundError
+from headrace.base.errors import CheckpointNotFoundError, CorruptCheckpointError, PathNotFoundError
 from headrace.checkpoint import layout
-from headrace.checkpoint.manifest import HEAD_BYTES_FIRST, Head, Manifest, decode, decode_head
+from headrace.checkpoint.manifest import (
+    HEAD_BYTES_FIRST,
+    HEAD_BYTES_MAX,
+    MANIFEST_BYTES_MAX,
+    Head,
+    Manifest,
+    decode,
+    decode_head,
+)
 from headrace.checkpoint.manifest_check import check_head, check_manifest
-from headrace.checkpoint.storage import CheckpointStorage
+from headrace.checkpoint.storage import CheckpointStorage, read_whole
 
 
 def steps(storage: CheckpointStorage) -> list[int]:
@@ -25,15 +33,16 @@ def newest(storage: CheckpointStorage) -> int:
 def head(storage: CheckpointStorage, step: int) -> Head:
     """Return the head of a step's manifest. Raises CheckpointNotFoundError or CorruptCheckpointError."""
     name = layout.manifest_name(step)
+    full_name = f"{storage.name}/{name}"
     try:
-        first_head = decode_head(storage.read(name, bytes_max=HEAD_BYTES_FIRST), f"{storage.name}/{name}")
-        return (
-            manifest(storage, step).head
-            if first_head is None
-            else check_head(first_head, f"{storage.name}/{name}")
-        )
+        for bytes_max in (HEAD_BYTES_FIRST, HEAD_BYTES_MAX):
+            step_head = decode_head(storage.read(name, bytes_max=bytes_max), full_name)
+            if step_head is not None:
+                return check_head(step_head, full_name)
     except PathNotFoundError:
         raise _not_found(storage, step) from None
+    why = f"its head is incomplete, or longer than {HEAD_BYTES_MAX} bytes"
+    raise CorruptCheckpointError(full_name, why=why, hint="load another step")
 
 
 def manifest(storage: CheckpointStorage, step: int) -> Manifest:
@@ -41,7 +50,8 @@ def manifest(storage: CheckpointStorage, step: int) -> Manifest:
     name = layout.manifest_name(step)
     try:
         full_name = f"{storage.name}/{name}"
-        return check_manifest(decode(storage.read(name), full_name), full_name)
+        data = read_whole(storage, name, bytes_max=MANIFEST_BYTES_MAX)
+        return check_manifest(decode(data, full_name), full_name)
     except PathNotFoundError:
         raise _not_found(storage, step) from None
 

@@ -9,6 +9,7 @@ docs/format/checkpoint.md describes it. A manifest has three lines:
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -20,6 +21,14 @@ from headrace.base.errors import CorruptCheckpointError
 MAGIC = b"HRCKPT1"
 HEAD_BYTES_FIRST = 1 << 16
 """Bytes that are read to get only the head. Only thousands of packs make a head longer."""
+HEAD_BYTES_MAX = 1 << 26
+"""Most bytes of a head with the first line, and of a claim, which names no more packs than a head. A pack takes some 80
+bytes in a head, so this suffices for ten packs of each of 80,000 ranks."""
+MANIFEST_BYTES_MAX = 1 << 30
+"""Most bytes of a manifest or a part. A leaf with a chunk takes some 250 bytes, so this suffices for 4,000 ranks with
+1,000 leaves each. No reader allocates more for a file that somebody else made."""
+_FIRST_LINE = re.compile(rb"HRCKPT1 [0-9a-f]{32} [0-9a-f]{32}\n")
+_FIRST_LINE_BYTES = 74
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
@@ -121,9 +130,9 @@ def decode(data: bytes, name: str) -> Manifest:
 
     Raises CorruptCheckpointError if a checksum or the form is wrong. name: for messages.
     """
-    head, body_digest, body_line = _head_bytes(data, name)
-    body = body_line.removesuffix(b"\n")
-    if not body_line.endswith(b"\n") or digest(body) != body_digest:
+    head, body_digest, body_start = _head_bytes(data, name)
+    body = data[body_start:-1]
+    if body_start >= len(data) or not data.endswith(b"\n") or digest(body) != body_digest:
         raise _corrupt(name, "its body does not match its checksum")
     try:
         return Manifest(decode_json(head, Head), decode_json(body, Body))
@@ -132,13 +141,23 @@ def decode(data: bytes, name: str) -> Manifest:
 
 
 def decode_head(data: bytes, name: str) -> Head | None:
-    """Return the head from the first bytes of a manifest; None if they do not contain all of it."""
-    if data.startswith(MAGIC[: len(data)]) and data.count(b"\n") < 2:
+    """Return the head from the first bytes of a manifest; None if they do not contain all of it, but a correct first
+    line, or the beginning of one."""
+    if len(data) < _FIRST_LINE_BYTES:
+        may_continue = data.startswith(MAGIC[: len(data)])
+    else:
+        may_continue = _FIRST_LINE.match(data) is not None
+    if may_continue and data.count(b"\n") < 2:
         return None
     try:
         return decode_json(_head_bytes(data, name)[0], Head)
     except msgspec.MsgspecError as error:
         raise _corrupt(name, str(error)) from None
+
+
+def head_bytes_of(encoded: bytes) -> int:
+    """Return the length of an encoded manifest up to the end of its head."""
+    return encoded.index(b"\n", _FIRST_LINE_BYTES)
 
 
 def encode_part(part: RankPart) -> bytes:
@@ -156,16 +175,17 @@ def decode_part(data: bytes, name: str) -> RankPart:
         raise _corrupt(name, str(error)) from None
 
 
-def _head_bytes(data: bytes, name: str) -> tuple[bytes, str, bytes]:
-    """Return the head, the body's checksum, and the bytes after the head."""
-    first, _, after_first = data.partition(b"\n")
-    head, newline, body = after_first.partition(b"\n")
-    fields = first.split(b" ")
-    if len(fields) != 3 or fields[0] != MAGIC or not newline:
+def _head_bytes(data: bytes, name: str) -> tuple[bytes, str, int]:
+    """Return the head, the body's checksum, and where the body begins."""
+    first_line = _FIRST_LINE.match(data)
+    head_end = data.find(b"\n", _FIRST_LINE_BYTES)
+    if first_line is None or head_end < 0:
         raise _corrupt(name, f"it does not begin like a manifest ({MAGIC.decode()})")
-    if digest(head) != fields[1].decode(errors="replace"):
+    _, head_digest, body_digest = first_line.group().decode().split()
+    head = data[_FIRST_LINE_BYTES:head_end]
+    if digest(head) != head_digest:
         raise _corrupt(name, "its head does not match its checksum")
-    return head, fields[2].decode(errors="replace"), body
+    return head, body_digest, head_end + 1
 
 
 def _corrupt(name: str, why: str) -> CorruptCheckpointError:

@@ -66,14 +66,14 @@ class NodeStorage:
             return _FillingReader(content, name, self)
         return PosixReader(content.fd, f"{self.name}/{name}", direct=True)
 
-    def read(self, name: str, *, bytes_max: int | None = None) -> bytes:
+    def read(self, name: str, *, bytes_max: int) -> bytes:
         with self._translating_errors(name):
             try:
                 content = self._vfs.content(self._path(name))
             except IsADirectoryPathError:
                 raise CorruptCheckpointError(f"{self.name}/{name}", why="it is not a regular file") from None
             try:
-                return content.read(0, content.size_bytes if bytes_max is None else bytes_max)
+                return content.read(0, min(bytes_max, content.size_bytes))
             finally:
                 content.close()
 

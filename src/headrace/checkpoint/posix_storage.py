@@ -96,15 +96,16 @@ class PosixStorage:
                 self._safe_path(name).open(os.O_RDONLY | os.O_NONBLOCK), path, direct=self._direct
             )
 
-    def read(self, name: str, *, bytes_max: int | None = None) -> bytes:
+    def read(self, name: str, *, bytes_max: int) -> bytes:
         path = self.path(name)
         with (
             translating_os_errors(path, _READ_ERRORS),
             open(self._safe_path(name).open(os.O_RDONLY | os.O_NONBLOCK), "rb") as file,
         ):
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise CorruptCheckpointError(path, why=_NO_FILE)
-            return file.read(-1 if bytes_max is None else bytes_max)
+            return file.read(min(bytes_max, status.st_size))
 
     def size_bytes(self, name: str) -> int:
         with translating_os_errors(self.path(name), STORAGE_ERRORS):

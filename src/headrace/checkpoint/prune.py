@@ -29,9 +29,9 @@ from headrace.base.errors import (
 )
 from headrace.checkpoint import folder, layout
 from headrace.checkpoint.layout import SaveId
-from headrace.checkpoint.manifest import Head
+from headrace.checkpoint.manifest import HEAD_BYTES_MAX, Head
 from headrace.checkpoint.retention import Retention, unreferenced
-from headrace.checkpoint.storage import CheckpointStorage
+from headrace.checkpoint.storage import CheckpointStorage, read_whole
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ def _remove_save(storage: CheckpointStorage, save: str, names: list[str]) -> boo
 def _claimed_packs(storage: CheckpointStorage, name: str) -> list[str]:
     """Return the packs that a claim names."""
     try:
-        _, _, data = storage.read(name).partition(b"\n")
+        _, _, data = read_whole(storage, name, bytes_max=HEAD_BYTES_MAX).partition(b"\n")
         return decode_json(data, list[str])
     except (PathNotFoundError, CorruptCheckpointError, msgspec.MsgspecError):
         return []  # the save ended meanwhile, or its claim is not written yet: it then relies on no pack

@@ -11,6 +11,8 @@ import os
 import weakref
 from typing import ClassVar, Protocol
 
+from headrace.base.errors import CorruptCheckpointError
+
 ALIGN_BYTES = 4096
 """Alignment of offsets, lengths and addresses that may bypass the page cache (O_DIRECT)."""
 
@@ -89,8 +91,9 @@ class CheckpointStorage(Protocol):
 
     def open(self, name: str) -> FileReader: ...
 
-    def read(self, name: str, *, bytes_max: int | None = None) -> bytes:
-        """Return a small file, or its first bytes. Raises CorruptCheckpointError for anything but a regular file."""
+    def read(self, name: str, *, bytes_max: int) -> bytes:
+        """Return the first bytes of a file, all if it has no more. Raises CorruptCheckpointError for anything but a
+        regular file."""
 
     def size_bytes(self, name: str) -> int: ...
 
@@ -121,3 +124,16 @@ class CheckpointStorage(Protocol):
         If it cannot know, the claim counts for a day after a process of this host first checked it. Anything but a
         regular file has no owner.
         """
+
+
+def read_whole(storage: CheckpointStorage, name: str, *, bytes_max: int) -> bytes:
+    """Return a file. Raises CorruptCheckpointError for one of more than `bytes_max`, before it allocates memory for it,
+    and the errors of `read`."""
+    size_bytes = storage.size_bytes(name)
+    if size_bytes <= bytes_max:
+        data = storage.read(name, bytes_max=bytes_max + 1)
+        size_bytes = len(data)
+    if size_bytes > bytes_max:
+        why = f"it has {size_bytes} bytes, more than the {bytes_max} that are allowed"
+        raise CorruptCheckpointError(f"{storage.name}/{name}", why=why)
+    return data
