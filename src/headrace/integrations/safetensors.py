@@ -15,12 +15,12 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
 from urllib.parse import unquote
 
 import msgspec
 
-from headrace.base.decoding import convert, decode_json
+from headrace.base.decoding import decode_json
 from headrace.base.missing_extras import needs_extra
 
 with needs_extra(__name__):
@@ -38,6 +38,10 @@ FILES_AT_A_TIME = 4
 SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
 SINGLE = "model.safetensors"
 HEADER_BYTES_MAX = 100_000_000  # the format's own limit
+TENSORS_MAX = 1_000_000
+"""Most tensors of a file: ten times those of the largest models, which are in hundreds of files."""
+ENTRY_BYTES_MAX = 1 << 16
+"""Most bytes that describe a tensor in a header. One with all dimensions takes some 1,300."""
 _DTYPES = {word: getattr(torch, name) for name, word in TORCH_WORDS.items() if hasattr(torch, name)}
 Device = str | torch.device
 
@@ -159,7 +163,7 @@ def _indexed(files: Folder, index: str, is_selected: Callable[[str], bool]) -> l
         raise _corrupt(f"{files.name}/{index}", f"it is not a valid index: {error}") from None
     names: dict[str, set[str]] = {}
     for name, file in weight_map.items():
-        if "/" in file or file in ("", ".", ".."):
+        if "/" in file or "\0" in file or file in ("", ".", ".."):
             raise _corrupt(f"{files.name}/{index}", f"it places {name} in {file!r}, outside this directory")
         if is_selected(name):
             names.setdefault(file, set()).add(name)
@@ -185,7 +189,7 @@ def _tensors(
         raise _corrupt(name, f"the index lists {missing}, which the file does not contain")
     chosen = header.keys() if listed is None else listed
     return {
-        key: _tensor_over(data, data_start, f"{key} of {name}", tensor)
+        key: _tensor_over(data, data_start, f"{key[:200]} of {name}", tensor)
         for key, tensor in header.items()
         if key in chosen and is_selected(key)
     }
@@ -197,13 +201,35 @@ def _header(data: memoryview, name: str) -> tuple[dict[str, _Tensor], int]:
     if len(data) < 8 or not 2 <= length <= min(HEADER_BYTES_MAX, len(data) - 8):
         raise _corrupt(name, "it does not begin like a safetensors file")
     try:
-        header: dict[str, Any] = decode_json(bytes(data[8 : 8 + length]), dict[str, Any])
-        header.pop("__metadata__", None)
-        tensors = convert(header, dict[str, _Tensor])
+        entries = decode_json(bytes(data[8 : 8 + length]), dict[str, msgspec.Raw])
     except msgspec.MsgspecError as error:
         raise _corrupt(name, f"its header is not valid: {error}") from None
-    ordered = sorted(tensors.items(), key=lambda item: item[1].data_offsets)
-    return dict(ordered), 8 + length
+    entries.pop("__metadata__", None)
+    if len(entries) > TENSORS_MAX:
+        raise _corrupt(name, f"it has {len(entries)} tensors, more than {TENSORS_MAX}")
+    tensors = [(key, _entry(entry, f"{key[:200]} of {name}")) for key, entry in entries.items()]
+    tensors.sort(key=lambda item: item[1].data_offsets)
+    for (before, first), (after, second) in pairwise(tensors):
+        if second.data_offsets[0] < first.data_offsets[1]:
+            raise _corrupt(name, f"the bytes of {before[:200]} and {after[:200]} overlap")
+    return dict(tensors), 8 + length
+
+
+def _entry(entry: msgspec.Raw, name: str) -> _Tensor:
+    """Return a tensor's description. Its size and numbers are checked before anything is computed from them."""
+    encoded = memoryview(entry)
+    if len(encoded) > ENTRY_BYTES_MAX:
+        raise _corrupt(name, f"its description has {len(encoded)} bytes, more than {ENTRY_BYTES_MAX}")
+    try:
+        tensor = decode_json(bytes(encoded), _Tensor)
+    except msgspec.MsgspecError as error:
+        raise _corrupt(name, f"its description is not valid: {error}") from None
+    if len(tensor.shape) > DIMENSIONS_MAX:
+        raise _corrupt(name, f"it has {len(tensor.shape)} dimensions, more than {DIMENSIONS_MAX}")
+    for number in (*tensor.shape, *tensor.data_offsets):
+        if not 0 <= number <= SIZE_BYTES_MAX:
+            raise _corrupt(name, f"it has a size or an offset outside of 0 to {SIZE_BYTES_MAX}")
+    return tensor
 
 
 def _tensor_over(data: memoryview, data_start: int, name: str, tensor: _Tensor) -> torch.Tensor:
@@ -212,13 +238,10 @@ def _tensor_over(data: memoryview, data_start: int, name: str, tensor: _Tensor) 
         raise NotSupportedError(name, why=f"this torch has no dtype {tensor.dtype}", hint="use a newer torch")
     start, end = tensor.data_offsets
     count = math.prod(tensor.shape)
-    strides = math.prod(max(1, size) for size in tensor.shape)  # torch computes it for an empty tensor too
-    if len(tensor.shape) > DIMENSIONS_MAX or strides > SIZE_BYTES_MAX:
-        raise _corrupt(
-            name,
-            f"a tensor has {len(tensor.shape)} dimensions and spans {strides} items, more than is allowed",
-        )
-    if min(tensor.shape, default=0) < 0 or not 0 <= start <= end <= len(data) - data_start:
+    # torch computes the strides of an empty tensor too
+    if math.prod(max(1, size) for size in tensor.shape) > SIZE_BYTES_MAX:
+        raise _corrupt(name, f"a tensor of {len(tensor.shape)} dimensions spans more items than is allowed")
+    if not start <= end <= len(data) - data_start:
         raise _corrupt(
             name,
             f"a tensor is at {start} to {end}, but the file has {len(data) - data_start} bytes of tensors",

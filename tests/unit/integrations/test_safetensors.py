@@ -125,6 +125,13 @@ TENSOR: dict[str, Any] = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (raw({"x": {**TENSOR, "shape": [-1, -2]}}, bytes(8)), CorruptCheckpointError),
         (raw({"x": {**TENSOR, "data_offsets": [-8, 0]}}, bytes(8)), CorruptCheckpointError),
         (raw({"x": {**TENSOR, "data_offsets": [8, 0]}}, bytes(8)), CorruptCheckpointError),
+        (raw({"x": {**TENSOR, "shape": [0, 10**4000]}}, bytes(8)), CorruptCheckpointError),
+        (raw({"x": {**TENSOR, "shape": [10**17] * 3000}}, bytes(8)), CorruptCheckpointError),
+        (raw({"x": {**TENSOR, "shape": [10**17] * 100_000}}, bytes(8)), CorruptCheckpointError),
+        (raw({"x": {**TENSOR, "shape": [10**15] * 64}}, bytes(8)), CorruptCheckpointError),
+        (raw({"x": {**TENSOR, "data_offsets": [0, 10**4000]}}, bytes(8)), CorruptCheckpointError),
+        (raw({"x": TENSOR, "y": TENSOR}, bytes(8)), CorruptCheckpointError),
+        (raw({"x": TENSOR, "y": {**TENSOR, "data_offsets": [4, 12]}}, bytes(12)), CorruptCheckpointError),
         (raw({"x": {**TENSOR, "dtype": "F6_E2M3"}}, bytes(8)), NotSupportedError),
     ],
 )
@@ -145,3 +152,19 @@ def test_places_that_are_none(tmp_path: Path) -> None:
         load_model("headrace://models/llama")
     with pytest.raises(NodeUnavailableError):
         load_model("headrace:///models", socket=str(tmp_path / "no.sock"))
+
+
+def test_a_header_of_too_many_tensors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.integrations.safetensors.TENSORS_MAX", 1)
+    empty = {**TENSOR, "shape": [0], "data_offsets": [0, 0]}
+    (tmp_path / "x.safetensors").write_bytes(raw({"x": empty, "__metadata__": {"a": "b"}}))
+    assert load_model(tmp_path)["x"].shape == (0,)
+    (tmp_path / "x.safetensors").write_bytes(raw({"x": empty, "y": empty}))
+    with pytest.raises(CorruptCheckpointError, match="2 tensors"):
+        load_model(tmp_path)
+
+
+def test_an_index_with_a_name_that_no_file_has_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "m.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "a\0b"}}))
+    with pytest.raises(CorruptCheckpointError, match="index"):
+        load_model(tmp_path)
