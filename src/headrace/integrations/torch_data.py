@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import bisect
 import fnmatch
-import io
 import itertools
 import logging
 import math
@@ -41,6 +40,7 @@ with needs_extra(__name__):
 
 from headrace.base.errors import HeadraceError, PathNotFoundError, UsageError
 from headrace.integrations.cached_first import CachedFirstBatches, Substitution
+from headrace.integrations.tar_files import files_of
 from headrace.sdk.folder import files_at, open_folder
 from headrace.sdk.namespace import Content
 from headrace.sdk.watched_loader import is_cached_path, watch
@@ -236,59 +236,19 @@ def samples_of(shard: memoryview, name: str) -> Iterator[dict[str, Any]]:
     """Yield the samples of one tar file. Raises UsageError for a file that is not a tar file."""
     sample: dict[str, Any] = {}
     try:
-        with tarfile.open(fileobj=_Mapped(shard), mode="r:") as tar:
-            for member in tar:
-                if not member.isfile():
-                    continue
-                folder, slash, last = member.name.rpartition("/")
-                stem, _, extension = last.partition(".")
-                key = folder + slash + stem
-                if sample and sample["__key__"] != key:
-                    yield sample
-                    sample = {}
-                sample["__key__"] = key
-                sample[extension.lower()] = _body_of(member, tar, shard)
+        for file_name, data in files_of(shard):
+            folder, slash, last = file_name.rpartition("/")
+            stem, _, extension = last.partition(".")
+            key = folder + slash + stem
+            if sample and sample["__key__"] != key:
+                yield sample
+                sample = {}
+            sample["__key__"] = key
+            sample[extension.lower()] = data
     except tarfile.TarError as error:
         raise UsageError(name, why=f"not a tar file: {error}") from None
     if sample:
         yield sample
-
-
-def _body_of(member: tarfile.TarInfo, tar: tarfile.TarFile, shard: memoryview) -> memoryview:
-    """Return the bytes of a file, in place where the shard has all of them: of a sparse file it has no holes."""
-    if member.issparse():
-        file = tar.extractfile(member)
-        assert file is not None
-        return memoryview(bytearray(file.read()))
-    return shard[member.offset_data : member.offset_data + member.size]
-
-
-class _Mapped(io.RawIOBase):
-    """Present mapped memory as a file, without a copy."""
-
-    def __init__(self, view: memoryview) -> None:
-        self._view, self._position = view, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, target: Any) -> int:
-        count = min(len(target), max(0, len(self._view) - self._position))
-        target[:count] = self._view[self._position : self._position + count]
-        self._position += count
-        return count
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._position = (
-            offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: len(self._view)}[whence]
-        )
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
 
 
 class EpochOrder:
