@@ -8,6 +8,7 @@ stay open.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from headrace.base.errors import NotADirectoryPathError, UsageError
 from headrace.base.fork_safe_pool import ForkSafePool
 from headrace.base.os_errors import PLAIN_FILES, translating_os_errors
 from headrace.sdk.cache import Cache, connect
-from headrace.sdk.mapped_files import map_whole, open_by_node, open_plain
+from headrace.sdk.mapped_files import map_whole, open_by_node, open_plain, open_regular
 from headrace.vfs.streams import Content
 
 URL = "headrace://"
@@ -165,15 +166,19 @@ class LocalFolder:
             return sorted(self._names_below(recursive=recursive))
 
     def _names_below(self, *, recursive: bool) -> Iterator[str]:
-        pending = [(self._folder, "")]
+        pending = [(self._folder, "", frozenset([_place_of(self._folder)]))]
         while pending:
-            folder, prefix = pending.pop()
+            folder, prefix, above = pending.pop()
             with os.scandir(folder) as entries:
                 for entry in entries:
+                    if _is_endless(entry):
+                        continue
                     if not entry.is_dir():
                         yield prefix + entry.name
-                    elif recursive:
-                        pending.append((entry.path, f"{prefix}{entry.name}/"))
+                    elif (
+                        recursive and (place := _place_of(entry.path)) not in above
+                    ):  # not a link to one above
+                        pending.append((entry.path, f"{prefix}{entry.name}/", above | {place}))
 
     def read_many(self, names: Sequence[str]) -> list[bytes]:
         if len(names) == 1:
@@ -182,7 +187,10 @@ class LocalFolder:
 
     def _read(self, name: str) -> bytes:
         path = self._path_of(name)
-        with translating_os_errors(path, PLAIN_FILES), open(path, "rb", buffering=0) as file:
+        with (
+            translating_os_errors(path, PLAIN_FILES),
+            open(path, "rb", buffering=0, opener=open_regular) as file,
+        ):
             return file.read()
 
     def are_cached(self, names: Sequence[str]) -> list[bool]:
@@ -201,3 +209,19 @@ class LocalFolder:
 
     def _path_of(self, name: str) -> str:
         return os.path.join(self._folder, name)
+
+
+def _place_of(folder: str) -> tuple[int, int]:
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino
+
+
+def _is_endless(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a link that leads to itself."""
+    try:
+        entry.is_dir()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return True
+    return False

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 from collections.abc import Callable
 
 from headrace.base.cancel import Cancel
-from headrace.base.errors import HeadraceError, StaleIdError, VersionChangedError
+from headrace.base.errors import HeadraceError, NotSupportedError, StaleIdError, VersionChangedError
 from headrace.base.libc import address_of, c_library
 from headrace.base.model import FileId
 from headrace.base.os_errors import PLAIN_FILES, translating_os_errors
@@ -45,8 +46,18 @@ def map_whole(open_content: Callable[[], Content], cancel: Cancel | None = None)
 def open_plain(path: str) -> Content:
     """Open a file of this host's file systems. The caller closes it."""
     with translating_os_errors(path, PLAIN_FILES):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_regular(path)
         return Content(os.fstat(fd).st_size, fd=fd, grows=True)
+
+
+def open_regular(path: str, flags: int = os.O_RDONLY | os.O_CLOEXEC) -> int:
+    """Open a regular file, and return its descriptor. An open of a pipe would wait for a writer. Raises OSError, and
+    NotSupportedError for anything else."""
+    fd = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise NotSupportedError(path, why="it is not a regular file")
+    return fd
 
 
 def open_by_node(path: str, cancel: Cancel) -> Content:
