@@ -20,6 +20,7 @@ from headrace.base.errors import (
     IsADirectoryPathError,
     NoSpaceError,
     NotADirectoryPathError,
+    NotSupportedError,
     PathNotFoundError,
     ReadOnlyError,
 )
@@ -70,7 +71,7 @@ class NodeStorage:
         with self._translating_errors(name):
             try:
                 content = self._vfs.content(self._path(name))
-            except IsADirectoryPathError:
+            except (IsADirectoryPathError, NotSupportedError):  # a directory; a link, a pipe
                 raise CorruptCheckpointError(f"{self.name}/{name}", why="it is not a regular file") from None
             try:
                 return content.read(0, min(bytes_max, content.size_bytes))
@@ -134,7 +135,7 @@ class NodeStorage:
         with self._translating_errors(name):
             try:
                 content = self._vfs.content(self._path(name))
-            except (PathNotFoundError, IsADirectoryPathError):
+            except (PathNotFoundError, IsADirectoryPathError, NotSupportedError):
                 return False
             try:
                 fd = content.wait(0, content.size_bytes)
