@@ -13,6 +13,7 @@ from headrace.cli.state import RunState, answers, lab_states, read_states
 from headrace.client.discovery import running_sockets, select_node
 from headrace.config.load import load
 from headrace.config.schema import socket_path_of
+from headrace.config.secret_options import without_passwords
 
 if TYPE_CHECKING:
     from headrace.wire.messages import MountRow
@@ -56,7 +57,9 @@ def find_target(socket: str | None, cache: str | None, path: str | None = None) 
         _refuse_unknown_mount(path)
     if path is not None and "://" in path:
         raise UsageError(
-            path, why="no node on this host has this origin", hint="`headrace mount list` prints its origins"
+            without_passwords(path),
+            why="no node on this host has this origin",
+            hint="`headrace mount list` prints its origins",
         )
     if not running and loaded.config.nodes:
         return Target(loaded.config.nodes, _namespace_path(path))

@@ -13,12 +13,17 @@ from headrace.config.schema import PUBLIC_OPTIONS, is_secret
 
 NAMES_OF_KEYS = ("access_key_id", "account_name", "username", "user")
 """Options that identify the requester. They are no secret: every log of an object store has them."""
-_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
+_PASSWORD = re.compile(r"(://[^/@\s:]*:)[^/@\s]+@")
 
 
 def resolve_options(options: Mapping[str, str]) -> dict[str, str]:
     """Return the options with the contents of files in place of `@FILE`. Raises UsageError."""
     return {name: _resolved(name, value) for name, value in options.items()}
+
+
+def without_passwords(text: str) -> str:
+    """Return a text with *** in place of the passwords of URLs."""
+    return _PASSWORD.sub(r"\1***@", text)
 
 
 def option_of_command(name: str, value: str) -> str:

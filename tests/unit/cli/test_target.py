@@ -63,3 +63,9 @@ def test_an_empty_mountpoint_is_not_the_working_directory(
     monkeypatch.setattr("sys.argv", ["headrace", "down", ""])
     assert main() == EXIT_CODES["usage"]
     assert capsys.readouterr().err == "headrace: argument MOUNTPOINT: it is empty\n"
+
+
+def test_a_password_in_the_url_of_an_unknown_origin_is_not_repeated() -> None:
+    with pytest.raises(UsageError, match="no node on this host has this origin") as raised:
+        find_target(None, None, "https://user:PW@host/folder")
+    assert "PW" not in str(raised.value)

@@ -46,6 +46,14 @@ def address_of(text: str, tls: MutualTls | None) -> Address:
     http otherwise. tls: this host's certificate; without it, https trusts the system's authorities. Raises
     UsageError."""
     scheme, colon, rest = text.partition(":")
+    if (
+        scheme != "unix" and "@" in rest.removeprefix("//").partition("/")[0]
+    ):  # first: other messages repeat the address
+        raise UsageError(
+            "address of a node",
+            why="the URL holds a user or a password",
+            hint="set rest_token to a file with the token",
+        )
     if not colon or scheme not in SCHEMES or (scheme != "unix") != rest.startswith("//"):
         raise UsageError(
             f"node {text!r}", why="it is not a valid address", hint="for example https://10.0.0.5:7480"
