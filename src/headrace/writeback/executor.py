@@ -306,19 +306,24 @@ class SyncExecutor:
                 stale.add(directory)
                 errors.append(error)
         for path in gone:
-            if split(path)[0] in stale:
-                self._defer([path])
-            elif self._removals.drop_whiteout(path):
+            if split(path)[0] not in stale and self._removals.drop_whiteout(path):
                 self.counts.removed += 1
                 self._dirty.drop(path)
                 if self._upper.at(path).exists():  # a session created it again, perhaps unchanged
                     self._changes.note([path], 0.0)
-            else:
+            elif split(path)[0] not in stale and self._is_removed(path):
                 errors.append(
                     OriginError(os.fsdecode(path), why="the origin still lists it after its removal")
                 )
                 self._note_failure(path, errors[-1])
+            else:
+                self._defer([path])
         return errors
+
+    def _is_removed(self, path: bytes) -> bool:
+        """Return whether this node removed a file at the origin, and has put no other there since."""
+        row = self._layer.journal.get(path)
+        return row is not None and row.is_absent
 
     async def _remove_directory(self, path: bytes) -> None:
         if await self._removals.remove_directory(path):
