@@ -69,10 +69,7 @@ class NodeStorage:
 
     def read(self, name: str, *, bytes_max: int) -> bytes:
         with self._translating_errors(name):
-            try:
-                content = self._vfs.content(self._path(name))
-            except (IsADirectoryPathError, NotSupportedError):  # a directory; a link, a pipe
-                raise CorruptCheckpointError(f"{self.name}/{name}", why="it is not a regular file") from None
+            content = self._content(name)
             try:
                 return content.read(0, min(bytes_max, content.size_bytes))
             finally:
@@ -80,9 +77,15 @@ class NodeStorage:
 
     def size_bytes(self, name: str) -> int:
         with self._translating_errors(name):
-            content = self._vfs.content(self._path(name))
+            content = self._content(name)
             content.close()
             return content.size_bytes
+
+    def _content(self, name: str) -> Content:
+        try:
+            return self._vfs.content(self._path(name))
+        except (IsADirectoryPathError, NotSupportedError):  # a directory; a link, a pipe
+            raise CorruptCheckpointError(f"{self.name}/{name}", why="it is not a regular file") from None
 
     def rename(self, name: str, new_name: str) -> None:
         with self._translating_errors(new_name):
@@ -134,8 +137,8 @@ class NodeStorage:
         """Return whether the owner lives. A claim of another host arrives through the origin."""
         with self._translating_errors(name):
             try:
-                content = self._vfs.content(self._path(name))
-            except (PathNotFoundError, IsADirectoryPathError, NotSupportedError):
+                content = self._content(name)
+            except (PathNotFoundError, CorruptCheckpointError):
                 return False
             try:
                 fd = content.wait(0, content.size_bytes)

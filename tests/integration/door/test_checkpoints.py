@@ -11,6 +11,7 @@ from headrace.base import boot_clock
 from headrace.base.errors import (
     CheckpointFailedError,
     CheckpointNotFoundError,
+    CorruptCheckpointError,
     NodeUnavailableError,
     ReadOnlyError,
 )
@@ -18,6 +19,7 @@ from headrace.checkpoint import PosixStorage, Retention, SaveOptions, Saver, loa
 from headrace.checkpoint.claim_owner import ABANDONED_AFTER_S
 from headrace.checkpoint.layout import SaveId, claim_name
 from headrace.checkpoint.node_storage import NodeStorage
+from headrace.checkpoint.prune import prune
 from tests.integration.door.conftest import MakeDoor, settled, tree_of
 from tests.unit.checkpoint.states import same, state_of
 
@@ -81,6 +83,22 @@ def test_a_claim_holds_as_long_as_its_owner(make_door: MakeDoor, monkeypatch: py
     began_s = boot_clock.now_s()
     monkeypatch.setattr(boot_clock, "now_s", lambda: began_s + ABANDONED_AFTER_S)
     assert not place.is_claimed(name)
+
+
+@pytest.mark.expected_warnings("headrace.checkpoint")
+def test_names_that_are_no_files_stop_nothing(make_door: MakeDoor) -> None:
+    _, fs = make_door(write="local")
+    place = NodeStorage(URL)
+    save(state_of(3, 1, 0), URL, 1, options=SMALL)
+    place.make_folder("manifests/000000000009")
+    place.make_folder("saves/000000000009-a-0/0.claim")
+    fs.pipe(f"{URL}/saves/x", b"no directory")
+    with Saver(URL, options=SMALL) as saver:
+        assert saver.save(state_of(3, 2, 0), 2).wait().step == 2
+    assert prune(place, Retention()).corrupt == [9]
+    with pytest.raises(CorruptCheckpointError, match="not a regular file"):
+        load(URL)
+    assert same(load(URL, 2), state_of(3, 2, 0))
 
 
 @pytest.mark.expected_warnings("a checkpoint was not saved")
