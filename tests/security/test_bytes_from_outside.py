@@ -124,7 +124,7 @@ def test_failure_about_a_name_that_is_no_text() -> None:
     sent = frame.encode(frame.failure_of(error))
     failure = frame.error_of(cast(Failure, frame.decode_answer(sent[frame.HEADER_BYTES :])))
     assert isinstance(failure, PathNotFoundError)
-    assert failure.what == "/data/\\udcff"
+    assert failure.what == "/data/\\xff"
 
 
 def test_region_that_is_no_text() -> None:

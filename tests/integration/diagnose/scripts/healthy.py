@@ -21,7 +21,8 @@ def step() -> None:
 
 
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1 << 30
-for number, _ in enumerate(DataLoader(Light(), batch_size=16, num_workers=1)):
+# the worker stays a second ahead, as other processes may take its processor for a while
+for number, _ in enumerate(DataLoader(Light(), batch_size=16, num_workers=1, prefetch_factor=8)):
     step()
     if number + 1 == steps:
         break
