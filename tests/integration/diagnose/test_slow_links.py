@@ -25,6 +25,8 @@ pytestmark = [
     pytest.mark.skipif(
         bool(network.why_no_namespaces()), reason="no network namespaces for these tests of FUSE"
     ),
+    # both nodes end at once, while one still reads for the job of the last test
+    pytest.mark.expected_warnings("a peer did not return bytes that it owns"),
 ]
 RATE_BITS_S = 20_000_000
 FILE_BYTES = 300_000
