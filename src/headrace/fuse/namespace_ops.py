@@ -52,6 +52,7 @@ from headrace.overlay.lease_check import LeaseRequiredError
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.merged_listing import merge_listing
 from headrace.overlay.merged_tree import MergedTree
+from headrace.overlay.retired_inodes import RetiredInodes
 from headrace.overlay.upper import Hidden
 from headrace.wire.messages import Written
 
@@ -100,6 +101,7 @@ class NamespaceOperations(Operations):
         self._nodes = NodeTable(tree.upper, client.path_of, inodes.generations)
         self._awaited_paths: list[bytes] = []
         self._throttle = DirtyThrottle(tree.upper.pressure_path)
+        self._retired = RetiredInodes()
         self._owner_of = single_owner_of if MARKS.single_owner else owner_of
         self._open_files = UpperFiles(inodes, kernel.register)
         self._shortened = ShortenedFiles(tree, self._open_files, self._path)
@@ -437,7 +439,7 @@ class NamespaceOperations(Operations):
 
     def unlink(self, unique: int, node: int, request: bytearray) -> Answer | Deferred | DiskTask:
         name = codec.decode_name(request)
-        removed = RemovedFiles()
+        removed = RemovedFiles(self._retired if self._tree.modes.any_waits else None)
 
         def work() -> Answer:
             path = join(self._path(node), name)
@@ -499,7 +501,7 @@ class NamespaceOperations(Operations):
         old, new = (parents[0], names[0]), (parents[1], names[1])
         if len(names[1]) > abi.NAME_BYTES_MAX:
             return errno.ENAMETOOLONG
-        removed = RemovedFiles()
+        removed = RemovedFiles(self._retired if self._tree.modes.any_waits else None)
         once = partial(self._rename_once, unique, old, new, flags, removed=removed)
 
         def after_copy(cancel: Cancel) -> Answer | Deferred:

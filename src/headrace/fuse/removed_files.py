@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from headrace.base.beneath import SafePath
 from headrace.fuse.operations import Answer, Deferred, DiskTask
+from headrace.overlay.retired_inodes import RetiredInodes
 from headrace.overlay.upper import Hidden
 
 FREED_AT_ONCE_BYTES = 8 << 20
@@ -24,18 +25,24 @@ _STAT_BLOCK_BYTES = 512
 
 
 class RemovedFiles:
-    """Holds the large files that one call removes or replaces. One thread at a time uses it: that of the call."""
+    """Holds the large files that one call removes or replaces. One thread at a time uses it: that of the call. retired:
+    keeps the inode numbers of the others, where answers may wait: the kernel has a removed name until its answer."""
 
-    __slots__ = ("_fds",)
+    __slots__ = ("_fds", "_retired")
 
-    def __init__(self) -> None:
+    def __init__(self, retired: RetiredInodes | None) -> None:
         self._fds: list[int] = []
+        self._retired = retired
 
     def hold(
         self, path: SafePath, status: os.stat_result | Hidden | None, change: Callable[[], None]
     ) -> None:
         """Call what removes or replaces the name at a path, and hold its file if that is large and may have lost its
         last name. status: of the name. If the call fails, nothing is held."""
+        if self._retired is not None and isinstance(status, os.stat_result) and not _is_large(status):
+            with self._retired.removing(path):
+                change()
+            return
         fd = _pinned(path) if _is_large(status) else -1
         try:
             change()

@@ -2,8 +2,8 @@
 
 A session's node id is an inode number. The kernel uses a name for UPPER_TTL_S, and may take a lookup's answer some time
 after it was sent. A new file of the same number would then be opened under the old name, and the kernel fails the calls
-on it with EIO. The node and the gateways therefore keep what they remove open. A session does not: the kernel
-knows what it removes. docs/decisions/0080-inode-numbers-come-back.md
+on it with EIO. The node and the gateways therefore keep what they remove open. So does a session whose answer may wait,
+because the kernel has the name until then. docs/decisions/0080-inode-numbers-come-back.md
 """
 
 from __future__ import annotations

@@ -562,6 +562,24 @@ def test_a_change_in_mode_through_waits_for_the_origin(open_mount: OpenMount) ->
         mount.kernel.call(Opcode.UNLINK, ROOT, b"small\0")
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_removal_that_waits_keeps_the_inode_number(open_mount: OpenMount, is_replaced: bool) -> None:
+    """The kernel has the name until the answer, and would open the next file of the number by it."""
+    mount = open_mount(write="through")
+    for name in (b"new", b"other"):
+        mount.kernel.write_file(name, b"bytes")
+    number = os.stat(upper_path(mount, "new")).st_ino
+    if is_replaced:
+        rename = (Opcode.RENAME2, ROOT, layout.Rename2In(ROOT, 0), b"other\0new\0")
+        assert mount.kernel.errno(*rename) == 0
+    else:
+        assert mount.kernel.errno(Opcode.UNLINK, ROOT, b"new\0") == 0
+    for serial in range(50):
+        later = Path(upper_path(mount, f"later-{serial}"))
+        later.touch()
+        assert later.stat().st_ino != number
+
+
 def test_changes_of_other_sessions_are_told_from_the_own_ones(writable: MemoryMount) -> None:
     make_directory(writable, b"made")
     writable.kernel.write_file(b"new", b"")
