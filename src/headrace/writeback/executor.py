@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     ClusterUnavailableError,
     DeadlineExceededError,
@@ -24,11 +25,13 @@ from headrace.base.keyed_lock import KeyedLock
 from headrace.base.namespace_path import split
 from headrace.base.os_errors import unread_error
 from headrace.namespace.namespace import Namespace
+from headrace.origin.retry import PATIENCE_S
 from headrace.writeback.action import WriteBackCounts, by_depth, is_file_of
 from headrace.writeback.changes import ChangeTracker
 from headrace.writeback.dirty_set import DirtyPath
 from headrace.writeback.pending_removals import PendingRemovals, near
 from headrace.writeback.planner import StepPlanner
+from headrace.writeback.preconditions import HEAD_LIMIT_S
 from headrace.writeback.reconcile import SyncStep
 from headrace.writeback.removal import RemovalPropagator
 from headrace.writeback.upload import Uploader
@@ -311,19 +314,26 @@ class SyncExecutor:
                 self._dirty.drop(path)
                 if self._upper.at(path).exists():  # a session created it again, perhaps unchanged
                     self._changes.note([path], 0.0)
-            elif split(path)[0] not in stale and self._is_removed(path):
-                errors.append(
-                    OriginError(os.fsdecode(path), why="the origin still lists it after its removal")
-                )
+            elif split(path)[0] not in stale and await self._is_left(path):
+                errors.append(OriginError(os.fsdecode(path), why="the origin still has it after its removal"))
                 self._note_failure(path, errors[-1])
             else:
                 self._defer([path])
         return errors
 
-    def _is_removed(self, path: bytes) -> bool:
-        """Return whether this node removed a file at the origin, and has put no other there since."""
+    async def _is_left(self, path: bytes) -> bool:
+        """Return whether the origin still has the file that this node removed there. An older listing, such as that of
+        another node, may show it for a moment, too."""
         row = self._layer.journal.get(path)
-        return row is not None and row.is_absent
+        mount_and_key = self._tree.mounts.find(path)
+        if row is None or not row.is_absent or mount_and_key is None:
+            return False
+        mount, key = mount_and_key
+        try:
+            info = await mount.origin.head(key, deadline=Deadline.after(HEAD_LIMIT_S, patience_s=PATIENCE_S))
+        except HeadraceError:
+            return False
+        return row.was_removed(info.version)
 
     async def _remove_directory(self, path: bytes) -> None:
         if await self._removals.remove_directory(path):

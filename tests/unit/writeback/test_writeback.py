@@ -73,7 +73,7 @@ async def test_a_start_finds_what_nobody_reported(layer: LayerFixture) -> None:
         assert layer.names() == [b"d"]
 
 
-@pytest.mark.expected_warnings("still lists it after its removal")
+@pytest.mark.expected_warnings("still has it after its removal")
 async def test_a_removal_that_the_origin_only_pretends_is_a_failure(
     layer: LayerFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +83,29 @@ async def test_a_removal_that_the_origin_only_pretends_is_a_failure(
         async with layer.running(layer.write_back(delay_s=0.0)) as write:
             await until(lambda: write.counts.failures == 2)
             assert write.counts.removed == 0
-            assert write.failing(b"/") == [("/gone", "/gone: the origin still lists it after its removal")]
+            assert write.failing(b"/") == [("/gone", "/gone: the origin still has it after its removal")]
+
+
+async def test_a_removed_name_of_an_older_listing_is_no_failure(
+    layer: LayerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listing of another node may have begun before the removal."""
+    base = await layer.hold(b"/gone", b"before")
+    hide(layer.upper, b"/gone", base)
+    write = layer.write_back(delay_s=0.0)
+    refresh = layer.namespace.listings.refresh_listed
+    listings = iter([False])
+
+    async def refresh_listed(path: bytes) -> None:
+        await refresh(path)
+        if not next(listings, True):
+            layer.namespace.changes.record_put(b"/gone", base)
+
+    monkeypatch.setattr(layer.namespace.listings, "refresh_listed", refresh_listed)
+    async with layer.running(write):
+        await until(lambda: write.waiting(b"/") == (0, 0))
+        assert (write.counts.removed, write.counts.failures) == (1, 0)
+        await assert_tree(layer, {b"/gone": None})
 
 
 async def test_a_path_that_is_not_quiet_waits(layer: LayerFixture) -> None:
