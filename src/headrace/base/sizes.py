@@ -1,13 +1,15 @@
-"""Parse and format sizes: "500GiB", "1.5T", "64MB"."""
+"""Parse and format sizes ("500GiB", "1.5T", "64MB"), and read those of files."""
 
 from __future__ import annotations
 
+import os
 import re
 
 from headrace.base.errors import UsageError
 
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_STAT_BLOCK_BYTES = 512
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgtp]?)(i?b)?", re.IGNORECASE | re.ASCII)
 
 
@@ -31,3 +33,8 @@ def show_size(size_bytes: float) -> str:
     value = size_bytes / 1024**power
     digits = 2 if value < 10 else 1 if value < 100 else 0
     return f"{value:.{digits}f} {_UNITS[power]}"
+
+
+def disk_bytes(status: os.stat_result) -> int:
+    """Return the bytes that a file takes on its disk: less than its size if it has holes."""
+    return status.st_blocks * _STAT_BLOCK_BYTES

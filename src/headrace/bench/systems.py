@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from headrace.base.errors import DeadlineExceededError, HeadraceError, NotSupportedError
 from headrace.base.interpreter import module_command
 from headrace.base.mount_table import mounted_at
+from headrace.base.sizes import disk_bytes
 from headrace.bench.storage import Where
 from headrace.config.secret_options import option_words
 
@@ -414,7 +415,7 @@ def used_bytes(folder: str) -> int:
     for where, _, names in os.walk(folder):
         for name in names:
             try:
-                total += os.lstat(os.path.join(where, name)).st_blocks * 512
+                total += disk_bytes(os.lstat(os.path.join(where, name)))
             except OSError:
                 continue
     return total

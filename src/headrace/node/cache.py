@@ -14,6 +14,7 @@ from headrace.base.private_folder import private
 from headrace.config.schema import Config, spill_of
 from headrace.jobs.expiry import CachedLives
 from headrace.node.space_policy import NodeCapacity, PolicyDivision
+from headrace.overlay.upper import SMALL_FILES, TREES
 from headrace.plan.planned_files import PlannedFiles
 from headrace.policy.current import CurrentPolicy
 from headrace.seal.catalogue import Catalogue, ids_now
@@ -22,16 +23,14 @@ from headrace.store.sealed_files import SealedFile, StoredSeals
 from headrace.store.space import SpaceRules
 from headrace.store.store import Store
 from headrace.store.volume import Volume, take_lock
+from headrace.writeback.sync_journal import JOURNAL_FILE
 
 log = logging.getLogger(__name__)
 
 
 _OF_A_START = {"cache", "capacity", "files", "index", "lock", "reserve", "upper", "written"}
 """Names in a cache directory of which nobody can miss anything while `files` and `upper` have no file."""
-_TREES = ("tree", "work", "gone")
-_OF_A_LAYER = {*_TREES, "lock", "marks", "pressure", "single-owner"} | {
-    f"known.db{end}" for end in ("", "-journal", "-shm", "-wal")
-}
+_OF_A_LAYER = {*TREES, *SMALL_FILES} | {JOURNAL_FILE + end for end in ("", "-journal", "-shm", "-wal")}
 """Names in an upper layer of which nobody can miss anything while its trees are empty."""
 
 
@@ -55,7 +54,7 @@ def _is_new_layer(upper: str) -> bool:
         names = os.listdir(upper)
     except FileNotFoundError:
         return True
-    trees = [f"{upper}/{name}" for name in _TREES if name in names]
+    trees = [f"{upper}/{name}" for name in TREES if name in names]
     return {*names} <= _OF_A_LAYER and not any(os.listdir(tree) for tree in trees)
 
 

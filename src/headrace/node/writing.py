@@ -34,7 +34,7 @@ from headrace.writeback.origin_changes import OriginChangeReconciler
 from headrace.writeback.planner import LayerScan, StepPlanner
 from headrace.writeback.preconditions import Preconditions
 from headrace.writeback.removal import RemovalPropagator
-from headrace.writeback.sync_journal import SyncJournal
+from headrace.writeback.sync_journal import JOURNAL_FILE, SyncJournal
 from headrace.writeback.upload import Uploader
 from headrace.writeback.upper_quota import UpperQuota
 from headrace.writeback.writable_layer import WritableLayer
@@ -159,7 +159,7 @@ def open_layer(config: Config, modes: WriteModes, directory: str) -> WritableLay
     reserve = Reserve(config.cache[0].folder)
     try:
         reserve.spend(upper.make)
-        journal = reserve.spend(lambda: SyncJournal(os.path.join(directory, "known.db"), reserve))
+        journal = reserve.spend(lambda: SyncJournal(os.path.join(directory, JOURNAL_FILE), reserve))
     except OSError as error:
         if isinstance(error, HeadraceError):
             raise

@@ -4,9 +4,7 @@ combinations of calls."""
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import signal
 import struct
 import sys
 import time
@@ -113,16 +111,3 @@ def tick_left_s(status: os.stat_result) -> float:
     back."""
     age_ns = time.time_ns() - status.st_ctime_ns
     return (CTIME_TICK_NS - age_ns) / 1e9 if 0 <= age_ns < CTIME_TICK_NS else 0.0
-
-
-def may_be_written(fd: int) -> bool:
-    """Return whether any process has the file open for writing or mapped writable; True if that can't be determined.
-    fd: open for reading only. It takes a lease (fcntl(2)) for a moment. A process that opens the file in that moment
-    waits for its end, and this one gets a signal that does nothing by default."""
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-    except OSError:
-        return True
-    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    return False

@@ -37,8 +37,12 @@ from headrace.overlay.lock import LayerLock
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.marks import base_version, is_marked, is_removed, is_whiteout, mark_value
 
-_SINGLE_OWNER = b"/single-owner"
-"""Path of a file beside the tree. It exists if the layer's marks and modes are those of a user without rights."""
+TREES = ("tree", "work", "gone")
+"""Names of the directories in a layer's directory."""
+_SINGLE_OWNER = "single-owner"
+"""Name of a file that exists if the layer's marks and modes are those of a user without rights."""
+SMALL_FILES = ("lock", "pressure", "marks", _SINGLE_OWNER)
+"""Names of the files beside the directories."""
 
 log = logging.getLogger(__name__)
 _serial = itertools.count()
@@ -57,9 +61,9 @@ class Upper:
     def __init__(self, directory: str) -> None:
         MARKS.choose()
         self._mount = LinklessMount(os.fsencode(directory))
-        self.tree = Root(self._mount.path + b"/tree", self._mount)
-        self.work = Root(self._mount.path + b"/work", self._mount)
-        self.gone = Root(self._mount.path + b"/gone", self._mount)
+        self.tree, self.work, self.gone = (
+            Root(self._mount.path + b"/" + name.encode(), self._mount) for name in TREES
+        )
         self._beside = Root(self._mount.path)
         self.lock = LayerLock(f"{directory}/lock")
         """Held by a thread while it changes names."""
@@ -78,7 +82,7 @@ class Upper:
     def _check_kind(self) -> None:
         """Refuse a layer whose marks this process can't read, and record the kind of a new one."""
         directory, root = os.fsdecode(self._mount.path), self._beside
-        record = root.at(_SINGLE_OWNER)
+        record = root.at(b"/" + _SINGLE_OWNER.encode())
         is_users = record.exists()
         if MARKS.single_owner and not is_users and not self.tree.at(b"/").names():
             root.at(b"/").setxattr(MARKS.mode, b"")  # a file system without such attributes is refused now

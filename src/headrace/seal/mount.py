@@ -8,11 +8,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import signal
 import stat
 from collections.abc import Sequence
 
 from headrace.base.errors import InvalidImageError, MountError
+from headrace.base.file_leases import gets_lease
 from headrace.base.mount_api import Option, attach, detached_mount
 from headrace.base.trusted_owner import is_trusted
 from headrace.seal.digest import verify_image
@@ -94,7 +94,7 @@ def is_in_use(image: str) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return not _gets_lease(descriptor, fcntl.F_WRLCK)
+        return not gets_lease(descriptor, fcntl.F_WRLCK)
     except OSError:
         return False
     finally:
@@ -104,18 +104,6 @@ def is_in_use(image: str) -> bool:
 def _has_writer(descriptor: int) -> bool:
     """Return whether a file is open for writing anywhere: then no read lease is granted."""
     try:
-        return not _gets_lease(descriptor, fcntl.F_RDLCK)
+        return not gets_lease(descriptor, fcntl.F_RDLCK)
     except OSError as error:
         raise MountError("cannot mount an image", why=f"its file system gives no leases: {error}") from error
-
-
-def _gets_lease(descriptor: int, kind: int) -> bool:
-    """Return whether the kernel grants a lease, which is given back at once. Whoever opens the file meanwhile makes the
-    kernel send a signal, which is one that does nothing by default."""
-    fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, kind)
-    except BlockingIOError:
-        return False
-    fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    return True

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from headrace.base.errors import HeadraceError, NoSpaceError, StoreError
 from headrace.base.private_folder import make_private
+from headrace.base.sizes import disk_bytes
 from headrace.overlay.reserve import Reserve
 from headrace.store.usage import allocated_bytes
 from headrace.store.volume import Volume
@@ -38,7 +39,7 @@ def keep_index_room(index_folder: str, reserve: Reserve) -> None:
 
 def _allocate(path: str, used_bytes: int, ahead_bytes: int, reserve: Reserve) -> None:
     with contextlib.suppress(FileNotFoundError):
-        if os.stat(path).st_blocks * 512 >= used_bytes + ahead_bytes // 2:
+        if disk_bytes(os.stat(path)) >= used_bytes + ahead_bytes // 2:
             return
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

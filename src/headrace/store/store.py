@@ -19,6 +19,7 @@ from headrace.base import failpoint
 from headrace.base.beneath import SafePath
 from headrace.base.errors import CorruptIndexError, EvictedError, HeadraceError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, ObjectMetadata
+from headrace.base.sizes import disk_bytes
 from headrace.base.volume_owner import check_volumes, claim_volumes
 from headrace.base.whole_write import Body
 from headrace.overlay.reserve import Reserve
@@ -319,7 +320,7 @@ class Store:
                 raise storage_error(volume.data_path(id), error) from error
             failpoint.hit("adopt.renamed")
             # so that the file is not counted twice
-            self.space.set_written(max(0, self.space.written_bytes - status.st_blocks * 512))
+            self.space.set_written(max(0, self.space.written_bytes - disk_bytes(status)))
             self._files.add(record)
             self.space.tiered.note_placed(id, volume)
         self.space.report_evicted()

@@ -29,6 +29,7 @@ from headrace.base.errors import StoreBusyError, StoreError
 from headrace.base.libc import c_library, last_errno
 from headrace.base.model import FileId
 from headrace.base.private_folder import make_private
+from headrace.base.sizes import disk_bytes
 from headrace.overlay.reserve import is_full
 from headrace.store.written_bytes import WrittenBytes
 
@@ -295,7 +296,7 @@ class Volume:
         freed, is_gone = 0, False
         for path in (data_path(self.folder, id), part_path(self.folder, id), map_path(self.folder, id)):
             try:
-                size_bytes = os.stat(path).st_blocks * 512
+                size_bytes = disk_bytes(os.stat(path))
                 freed += size_bytes
                 if size_bytes > UNLINK_AT_ONCE_BYTES:
                     _unlink_in_thread(path)
@@ -319,7 +320,7 @@ class Volume:
         total = 0
         for path in (self.data_path(id), self.part_path(id), self.map_path(id)):
             try:
-                total += os.stat(path).st_blocks * 512
+                total += disk_bytes(os.stat(path))
             except FileNotFoundError:
                 continue
             except OSError as error:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import stat
@@ -21,8 +20,10 @@ from headrace.base.beneath import Pin, SafePath
 from headrace.base.clock import wall_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, NoSpaceError, PathNotFoundError
+from headrace.base.file_leases import may_be_open
 from headrace.base.model import Entry, FileId, block_count
 from headrace.base.namespace_path import split
+from headrace.base.sizes import disk_bytes
 from headrace.base.tasks import OwnedTasks
 from headrace.namespace.tree import NameTree
 from headrace.origin.retry import PATIENCE_S
@@ -241,7 +242,7 @@ def choose(rows: Iterable[tuple[JournalRecord, os.stat_result]], bytes_wanted: i
         if bytes_wanted <= 0:
             break
         paths.append(row.path)
-        bytes_wanted -= status.st_blocks * 512
+        bytes_wanted -= disk_bytes(status)
     return paths
 
 
@@ -284,7 +285,7 @@ def _may_leave(
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or not row.describes(status):
         return False
-    if _in_use(fd) or _is_new_copy(fd, row.path, status) or not is_shown(row.path):
+    if may_be_open(fd) or _is_new_copy(fd, row.path, status) or not is_shown(row.path):
         return False
     if keep_users and _has_attributes(fd):
         return False
@@ -294,7 +295,7 @@ def _may_leave(
 
 def _remove_opened(upper: Upper, safe_path: SafePath, fd: int, take: Take | None) -> int:
     """Remove a file that may leave. Return the bytes that this frees, at least 1; 0 if `take` refuses."""
-    freed = max(os.fstat(fd).st_blocks * 512, 1)
+    freed = max(disk_bytes(os.fstat(fd)), 1)
     upper.mark_demoted(split(safe_path.path)[0])
     with keeping_times(safe_path.parent):  # for programs the name stays where it was
         if take is None:
@@ -329,13 +330,3 @@ def _is_new_copy(fd: int, path: bytes, status: os.stat_result) -> bool:
     age_ns = int(wall_s() * 1e9) - status.st_ctime_ns
     base = base_version(fd, path) if 0 <= age_ns < COPY_KEPT_NS else None
     return base is not None and status.st_mtime_ns == base.mtime_ns
-
-
-def _in_use(fd: int) -> bool:
-    """Return whether a process has the file open or mapped."""
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-    except OSError:
-        return True
-    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    return False

@@ -14,6 +14,7 @@ from headrace.base.clock import monotonic_s
 from headrace.base.errors import HeadraceError
 from headrace.base.keyed_lock import KeyedLock
 from headrace.base.namespace_path import is_at_or_below
+from headrace.base.sizes import disk_bytes
 from headrace.writeback.action import upper_entry
 from headrace.writeback.changes import ChangeTracker
 from headrace.writeback.dirty_set import DirtyPath
@@ -154,7 +155,7 @@ class LayerScan:
         findings = _Findings(missing={path for path, row in rows.items() if self._has_persisted_file(row)})
         for path, status in self._upper.walk(top, findings.unread):
             findings.missing.discard(path)
-            findings.size_bytes += status.st_blocks * 512
+            findings.size_bytes += disk_bytes(status)
             if not self._layer.persists(path):
                 continue
             row = rows.get(path)

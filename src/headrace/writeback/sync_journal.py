@@ -53,6 +53,8 @@ DROP TABLE conflicts;
 of a path."""
 
 
+JOURNAL_FILE = "known.db"
+"""Name of the table in the directory of its layer."""
 ABSENT = Version(-1, 0)
 """The version of a path without an entry at the origin, if no earlier version is known."""
 DEMOTED_ROWS_MAX = 100_000

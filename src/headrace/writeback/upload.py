@@ -30,6 +30,7 @@ from headrace.base.errors import (
     PathNotFoundError,
     StoreError,
 )
+from headrace.base.file_leases import may_be_written
 from headrace.base.file_times import stored_ns
 from headrace.base.group_commit import GroupCommit
 from headrace.base.model import ObjectMetadata, Version
@@ -42,7 +43,7 @@ from headrace.overlay.hiding import hide_missing
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.marks import base_version, is_whiteout
 from headrace.overlay.object_metadata import extras_of
-from headrace.overlay.syscalls import begin_write_back, may_be_written, seen_at_rest, tick_left_s, write_back
+from headrace.overlay.syscalls import begin_write_back, seen_at_rest, tick_left_s, write_back
 from headrace.overlay.upper import Upper
 from headrace.writeback.action import attributes_of, size_of
 from headrace.writeback.conflicts import ConflictCopies

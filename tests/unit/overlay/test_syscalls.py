@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 import time
@@ -10,27 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.overlay.syscalls import birth_ns, may_be_written, seen_at_rest, tick_left_s
+from headrace.overlay.syscalls import birth_ns, seen_at_rest, tick_left_s
 from headrace.testing.waiting import wait_for
-
-
-@pytest.mark.root
-def test_who_may_write_to_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "f"
-    path.write_bytes(b"x" * 8192)
-    fd = os.open(path, os.O_RDONLY)
-    with open(path, "rb") as reader:
-        assert not may_be_written(fd)
-        assert reader.read(1) == b"x"
-    with open(path, "r+b") as file:
-        assert may_be_written(fd)
-        mapped = mmap.mmap(file.fileno(), 0)
-    assert may_be_written(fd)  # by the mapping alone
-    mapped.close()
-    assert not may_be_written(fd)
-    with open(path, "ab"):  # the lease is gone: an open breaks none
-        pass
-    os.close(fd)
 
 
 def test_a_file_keeps_the_time_of_its_birth(tmp_path: Path) -> None:

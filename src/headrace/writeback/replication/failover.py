@@ -29,13 +29,12 @@ from headrace.ring.view import ClusterView
 from headrace.wire.peer_messages import FailedOverFile, FailoverReport
 from headrace.writeback.replication.placement import ReplicaSetRecords
 from headrace.writeback.replication.replica_host import (
-    JOURNAL_FILE,
     PERSISTED_FILE,
     ReplicaHost,
     forget_persisted,
 )
 from headrace.writeback.replication.replica_layer import copy_of
-from headrace.writeback.sync_journal import JournalRecord, SyncJournal
+from headrace.writeback.sync_journal import JOURNAL_FILE, JournalRecord, SyncJournal
 from headrace.writeback.writeback import WriteBack
 
 log = logging.getLogger(__name__)

@@ -22,6 +22,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError, PeerError, StoreError, UsageError
 from headrace.base.model import Version
 from headrace.base.os_errors import unread_error
+from headrace.base.sizes import disk_bytes
 from headrace.base.tasks import all_of, ended
 from headrace.overlay.durable_writes import flush_folder
 from headrace.overlay.pending_version import PendingVersion
@@ -31,13 +32,11 @@ from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.peer_messages import FileRange, Replicate, ReplicateAhead
 from headrace.writeback.replication.replica_layer import Range, ReplicaLayer, copy_of
 from headrace.writeback.replication.replicator import OFFER_TOKEN_PREFIX
-from headrace.writeback.sync_journal import SyncJournal
+from headrace.writeback.sync_journal import JOURNAL_FILE, SyncJournal
 from headrace.writeback.write_ahead import WriteAhead
 
 log = logging.getLogger(__name__)
 
-JOURNAL_FILE = "known.db"
-"""Name of the sync journal in a writer's directory."""
 PERSISTED_FILE = "taken.db"
 """Name of the journal of files that were persisted for a writer, which it has not acknowledged yet."""
 RANGES_IN_FLIGHT_MAX = 4
@@ -258,7 +257,7 @@ def _bytes_below(directory: str) -> int:
     total = 0
     for _, status in Root(os.fsencode(directory)).at(b"/").walk():
         if not stat.S_ISDIR(status.st_mode):
-            total += status.st_blocks * 512
+            total += disk_bytes(status)
     return total
 
 
