@@ -37,6 +37,7 @@ _NOSUID, _NODEV, _NOSYMFOLLOW = 0x02, 0x04, 0x200000
 _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x02, 0x04, 0x08
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _NAME = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_AT_HANDLE_FID = 0x200  # Linux 6.5
 _HANDLE_BYTES, _HANDLE_HEAD_BYTES = 136, 8
 _opening = threading.Lock()
 Result = TypeVar("Result")
@@ -484,13 +485,16 @@ class Pin:
 
     def handle(self) -> bytes:
         """Return what identifies the file (name_to_handle_at(2)): a later file of its inode number has another handle.
-        b"" if the file system has none."""
+        b"" if the file system has none. Some have only such that open no file, such as overlayfs since Linux 6.5."""
         library, buffer, mount = c_library(), bytearray(_HANDLE_BYTES), bytearray(4)
         if not hasattr(library, "name_to_handle_at"):
             return b""
         buffer[:4] = (_HANDLE_BYTES - _HANDLE_HEAD_BYTES).to_bytes(4, sys.byteorder)
         places = address_of(memoryview(buffer)), address_of(memoryview(mount))
-        if library.name_to_handle_at(self.fd, b"", *places, AT_EMPTY_PATH) != 0:
+        for flags in (AT_EMPTY_PATH, AT_EMPTY_PATH | _AT_HANDLE_FID):
+            if library.name_to_handle_at(self.fd, b"", *places, flags) == 0:
+                break
+        else:
             return b""
         return bytes(buffer[: _HANDLE_HEAD_BYTES + int.from_bytes(buffer[:4], sys.byteorder)])
 

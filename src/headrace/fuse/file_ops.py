@@ -18,8 +18,8 @@ from headrace.base.cancel import Cancel
 from headrace.base.model import FILE_ID_MAX, Entry, FileId
 from headrace.base.namespace_path import join
 from headrace.fuse import abi, codec
-from headrace.fuse.io_modes import UPPER
 from headrace.fuse.namespace_ops import NamespaceOperations
+from headrace.fuse.node_ids import UPPER
 from headrace.fuse.operations import (
     MOUNTPOINTS_XATTR,
     Answer,
@@ -66,8 +66,9 @@ class WritableOperations(NamespaceOperations):
             if open_flags & abi.OPEN_KILL_SUIDGID and not new:
                 _drop_set_ids(fd)
             file_stat = as_given(os.fstat(fd), fd)
-            file_node = UPPER | file_stat.st_ino
-            generation = self._nodes.remember(file_node, node, name, file=fd, new=new)
+            file_node, generation = self._nodes.remember(
+                self._inodes.generations.node_of(file_stat.st_ino), node, name, file=fd, new=new
+            )
             if not self._tree.other_nodes.is_published(path):
                 self._awaited_paths.append(path)
             opened = self._opened_upper(file_node, fd, flags, new=new)
@@ -107,7 +108,7 @@ class WritableOperations(NamespaceOperations):
                 else self._path(node)
             )
             fd = self._tree.open(path, flags)
-            if UPPER | os.fstat(fd).st_ino != node:
+            if not self._nodes.is_node(node, os.fstat(fd)):
                 os.close(fd)
                 return errno.ESTALE
             self._nodes.opened(node, fd)
@@ -270,7 +271,7 @@ class WritableOperations(NamespaceOperations):
                     return work(file.fd)
             fd = self._upper.at(self._path(node)).open(os.O_RDWR | os.O_NONBLOCK)
             try:
-                if not _is_node(node, os.fstat(fd)):
+                if not self._nodes.is_node(node, os.fstat(fd)):
                     return errno.ESTALE  # another process of the host replaced the file
                 return work(fd)
             finally:
@@ -293,7 +294,7 @@ class WritableOperations(NamespaceOperations):
             path = self._path_to_change(node)
             empties = bool(fields[0] & abi.FATTR_SIZE) and fields[3] == 0
             with self._tree.at_upper(path, content=not empties).pinned() as pin:
-                if not _is_node(node, pin.fstat()):
+                if not self._nodes.is_node(node, pin.fstat()):
                     return errno.ESTALE  # another process of the host replaced the file
                 _set_attributes(pin.proc_path, fields)
                 self._record_changes([path])
@@ -357,7 +358,7 @@ class WritableOperations(NamespaceOperations):
             if not node & UPPER and node >> 48:
                 return errno.ESTALE
             with upper_path.pinned() as pin:
-                if not _is_node(node, pin.fstat()):
+                if not self._nodes.is_node(node, pin.fstat()):
                     return errno.ESTALE
                 change(pin.proc_path)
             return 0
@@ -410,11 +411,6 @@ def _drop_set_ids(target: bytes | int) -> None:
     kept = mode & ~(stat.S_ISUID | stat.S_ISGID if mode & stat.S_IXGRP else stat.S_ISUID)
     if kept != mode and not stat.S_ISDIR(mode):
         give_mode(target, stat.S_IMODE(kept))
-
-
-def _is_node(node: int, file_stat: os.stat_result) -> bool:
-    """Return whether the opened file is the kernel's node. A directory of the origin has only its name for that."""
-    return not node & UPPER or (file_stat.st_ino ^ node) & (UPPER - 1) == 0
 
 
 def _ns(seconds: int, rest: int) -> int:

@@ -1,57 +1,63 @@
-"""Keep the generations of nodes where the next session finds them.
+"""Count the files that had the same inode number, and keep the counts where the next session finds them.
 
 The disk's file system gives the inode number of a removed file to a new one, perhaps before the kernel has forgotten
-the old node. The new file then has another generation. The kernel compares the generation of each lookup with that of
-the inode that it has. If they differ, each later call on an open file of that inode fails with EIO (fuse_stale_inode).
-So a session repeats the generations that earlier ones sent.
+the old node. So each later file of a number is another node: the count stands in the upper bits of the node id. What a
+program has open stays the removed file, and a name that the kernel still knows leads to no later file.
 
-When a file loses its last name, the next generation is counted at once, for whatever file has the number next. The
-removed file may still be open when the session dies, and then its number is free.
+A node id has room for 16 bits of the count. The kernel gets the rest as the generation. Should a node id come back, the
+kernel fails each call on a file that is open under it with EIO (fuse_stale_inode).
+
+When a file loses its last name, the next one is counted at once, whoever makes it. The removed file may still be open
+when the session dies, and then its number is free.
 
 The memory is made of words of 8 bytes. Each is stored as a whole, as the session may be killed at any time:
 
 - the number of slots that were ever used
 - the generation that nodes begin with; 0: no session yet
-- two words for each slot: the node id (0: free), and the renewals with the bit _REMOVED
+- two words for each slot: the node id of the first file of an inode number (0: free), and the count of later files
 """
 
 from __future__ import annotations
 
+from headrace.base.model import FILE_ID_MAX
+from headrace.fuse.node_ids import NODE_SHIFT, UPPER
+
 _USED, _FIRST = 0, 1
 _HEAD_BYTES, _SLOT_BYTES = 16, 16
 _GENERATION_MAX = 0xFFFFFFFF
-_REMOVED = 1 << 32
-"""Bit of a node whose file was removed, if no later one was sent. The renewals are below it."""
+_NODE_BITS = 16
+_NODE_MASK = (1 << _NODE_BITS) - 1
+_INODE_MAX = UPPER - 1
 SLOTS = 65536
 BYTES = _HEAD_BYTES + SLOTS * _SLOT_BYTES
 
 
 class Generations:
-    """Counts how often each node became another file. The caller holds a lock. memory: BYTES bytes that outlive the
-    session, zeros at first."""
+    """Counts the later files of inode numbers. The caller holds a lock. memory: BYTES bytes that outlive the session,
+    zeros at first."""
 
     def __init__(self, memory: memoryview | bytearray) -> None:
         self._head = memoryview(memory)[:_HEAD_BYTES].cast("Q")
         slots = memoryview(memory)[_HEAD_BYTES:].cast("Q")
-        self._nodes, self._states = slots[::2], slots[1::2]
-        self._renewals: dict[int, int] = {}
+        self._stored_nodes, self._stored_counts = slots[::2], slots[1::2]
+        self._counts: dict[int, int] = {}
+        """The count of each inode number that had a later file, by the node id of its first one."""
+        self._known: dict[int, int] = {}
+        """Number of nodes that the kernel knows, of each in `_counts`."""
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
         self._inherited: dict[int, None] = {}
-        """Nodes of which an earlier session may have sent lookups. How many the kernel has is not known."""
-        self._removed: set[int] = set()
+        """Those of which an earlier session may have sent nodes. Which of them the kernel knows is not known."""
         self._used, self._first = self._head[_USED], self._head[_FIRST] & _GENERATION_MAX
         self.inherits = self._first != 0
         """True if an earlier session sent nodes to the kernel."""
         for slot in range(min(self._used, SLOTS)):
-            node, state = self._nodes[slot], self._states[slot]
-            if not node:
+            first = self._stored_nodes[slot]
+            if not first:
                 self._free.append(slot)
                 continue
-            self._renewals[node] = state & _GENERATION_MAX
-            self._slots[node], self._inherited[node] = slot, None
-            if state & _REMOVED:
-                self._removed.add(node)
+            self._counts[first] = self._stored_counts[slot] & _GENERATION_MAX
+            self._slots[first], self._inherited[first] = slot, None
 
     def begin_at(self, of_index: int) -> int:
         """Return the generation that all nodes begin with: that of the index when the first session began. A node that
@@ -60,58 +66,61 @@ class Generations:
             self._head[_FIRST] = self._first = of_index & _GENERATION_MAX
         return self._first
 
-    def of(self, node: int) -> int:
-        """Return how often a node became another file. Its generation is that much above the first one."""
-        return self._renewals.get(node, 0)
+    def node_of(self, inode: int) -> int:
+        """Return the node id of the newest file of an inode number."""
+        first = UPPER | inode & _INODE_MAX
+        return (self._counts.get(first, 0) & _NODE_MASK) << NODE_SHIFT | first
 
-    def renew(self, node: int) -> None:
-        """Count that a node is another file now. The next session knows it when this returns."""
-        self._removed.discard(node)
-        self._count(node)
+    def is_newest(self, node: int) -> bool:
+        """Return whether no later file of the node's inode number was counted."""
+        return node == self.node_of(node)
 
-    def remove(self, node: int, *, counted: bool) -> None:
-        """Record that the file of a node has no name any more, and count the next one. The next session knows it when
-        this returns. counted: this session has counted all lookups of the node."""
-        self._removed.add(node)
-        self._count(node)
-        if not counted and node in self._slots:
-            self._inherited[node] = None
+    def generation_of(self, node: int) -> int:
+        """Return what the newest file of a node's inode number adds to the generation that nodes begin with."""
+        return self._counts.get(node & FILE_ID_MAX, 0) >> _NODE_BITS
 
-    def is_removed(self, node: int) -> bool:
-        """Return whether the file of a node was removed, and the kernel knows no later one."""
-        return node in self._removed
+    def is_inherited(self, node: int) -> bool:
+        """Return whether an earlier session counted a later file of a node's inode number."""
+        return node & FILE_ID_MAX in self._inherited
 
-    def sent(self, node: int) -> None:
-        """Record that the kernel is about to learn which file a node is now."""
-        if node in self._removed:
-            self._removed.discard(node)
-            self._write(node)
-
-    def _count(self, node: int) -> None:
-        self._renewals[node] = (self.of(node) + 1) & _GENERATION_MAX
-        slot = self._slots[node] if node in self._slots else self._free_slot()
+    def renew(self, node: int, *, is_known: bool, is_counted: bool) -> int:
+        """Count a later file of a node's inode number, and return its node id. The next session knows it when this
+        returns. is_known: the kernel knows the node. is_counted: this session has counted all lookups of it."""
+        first = node & FILE_ID_MAX
+        if first not in self._counts:
+            self._known[first] = int(is_known)
+        self._counts[first] = (self._counts.get(first, 0) + 1) & _GENERATION_MAX
+        slot = self._slots[first] if first in self._slots else self._free_slot()
         if slot >= 0:
-            self._slots[node] = slot
-            self._write(node)
+            self._slots[first] = slot
+            self._stored_counts[slot] = self._counts[first]
+            self._stored_nodes[slot] = first
+            if not is_counted:
+                self._inherited[first] = None
+        return self.node_of(first)
 
-    def _write(self, node: int) -> None:
-        slot = self._slots.get(node, -1)
-        if slot >= 0:
-            self._states[slot] = self.of(node) | (_REMOVED if node in self._removed else 0)
-            self._nodes[slot] = node
+    def learn(self, node: int) -> None:
+        """Record that the kernel is about to learn of a node."""
+        first = node & FILE_ID_MAX
+        if first in self._counts:
+            self._known[first] = self._known.get(first, 0) + 1
 
     def forget(self, node: int) -> None:
-        """Drop a node that the kernel has forgotten. One of an earlier session stays: the kernel may have more lookups
-        of it than this session counted."""
-        if node in self._renewals and node not in self._inherited:
-            self._drop(node)
+        """Record that the kernel has forgotten a node, and drop the count with the last one. That of an earlier session
+        stays: the kernel may know more nodes than this session sent."""
+        first = node & FILE_ID_MAX
+        if first not in self._counts:
+            return
+        self._known[first] = self._known.get(first, 0) - 1
+        if self._known[first] <= 0 and first not in self._inherited:
+            self._drop(first)
 
-    def _drop(self, node: int) -> None:
-        del self._renewals[node]
-        self._removed.discard(node)
-        slot = self._slots.pop(node, -1)
+    def _drop(self, first: int) -> None:
+        del self._counts[first]
+        self._known.pop(first, None)
+        slot = self._slots.pop(first, -1)
         if slot >= 0:
-            self._nodes[slot] = 0
+            self._stored_nodes[slot] = 0
             self._free.append(slot)
 
     def _free_slot(self) -> int:

@@ -13,11 +13,8 @@ from collections.abc import Callable, Iterable
 
 from headrace.base.model import FILE_ID_MAX, FileId, Kind
 from headrace.fuse.handover_state import HandoverState
+from headrace.fuse.node_ids import NODE_SHIFT, UPPER
 
-NODE_SHIFT = 48
-UPPER = 1 << 47
-"""Bit that all ids of the upper layer have; ids of the index are below it. A file of the upper layer is always open in
-one mode, so it has no incarnations."""
 IDLE_BACKINGS_MAX = 16384
 """Most backing ids that stay registered while nobody has the file open."""
 REFUSED_MAX = 1 << 20
@@ -76,6 +73,8 @@ class InodeIoModes:
                 self._drop(node)
 
     def node_of(self, id: FileId, kind: Kind) -> int:
+        """Return the node id of an id. A file of the upper layer is always open in one mode, so it has no
+        incarnations."""
         if kind is Kind.DIRECTORY or id & UPPER:
             return id
         return self._incarnations.get(id, self._start) << NODE_SHIFT | id

@@ -29,8 +29,9 @@ from headrace.fuse import abi, codec
 from headrace.fuse.client_protocol import WritingClient
 from headrace.fuse.errno_map import errno_of
 from headrace.fuse.handles import HandleCache
-from headrace.fuse.io_modes import NODE_SHIFT, UPPER, InodeIoModes
+from headrace.fuse.io_modes import InodeIoModes
 from headrace.fuse.mountpoints import MountpointNames
+from headrace.fuse.node_ids import NODE_SHIFT, UPPER
 from headrace.fuse.node_table import NodeTable, ReplacedError
 from headrace.fuse.operations import (
     Answer,
@@ -52,7 +53,6 @@ from headrace.overlay.lease_check import LeaseRequiredError
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.merged_listing import merge_listing
 from headrace.overlay.merged_tree import MergedTree
-from headrace.overlay.retired_inodes import RetiredInodes
 from headrace.overlay.upper import Hidden
 from headrace.wire.messages import Written
 
@@ -101,10 +101,9 @@ class NamespaceOperations(Operations):
         self._nodes = NodeTable(tree.upper, client.path_of, inodes.generations)
         self._awaited_paths: list[bytes] = []
         self._throttle = DirtyThrottle(tree.upper.pressure_path)
-        self._retired = RetiredInodes()
         self._owner_of = single_owner_of if MARKS.single_owner else owner_of
         self._open_files = UpperFiles(inodes, kernel.register)
-        self._shortened = ShortenedFiles(tree, self._open_files, self._path)
+        self._shortened = ShortenedFiles(tree, self._nodes, self._open_files, self._path)
         self._encode = codec.AttributeEncoder(
             uid=os.getuid(),
             gid=os.getgid(),
@@ -187,7 +186,7 @@ class NamespaceOperations(Operations):
         self, unique: int, parent: int, name: bytes, path: bytes, upper: os.stat_result, *, new: bool = False
     ) -> bytes:
         node = self._nodes.node_of(path, upper)
-        generation = self._nodes.remember(node, parent, name, file=path, new=new)
+        node, generation = self._nodes.remember(node, parent, name, file=path, new=new)
         return self._encode.stat_entry_reply(unique, node, upper, generation)
 
     def _path(self, node: int) -> bytes:
@@ -361,7 +360,7 @@ class NamespaceOperations(Operations):
         if not plus:
             return codec.stat_dirent(name, self._encode.number_of(node), upper, offset)
         try:
-            generation = self._nodes.remember(node, parent, name, file=path)
+            node, generation = self._nodes.remember(node, parent, name, file=path)
         except ReplacedError:
             return self._row(parent, path, name, lower, offset, plus=True)
         return self._encode.stat_direntplus(name, node, upper, generation, offset)
@@ -439,18 +438,18 @@ class NamespaceOperations(Operations):
 
     def unlink(self, unique: int, node: int, request: bytearray) -> Answer | Deferred | DiskTask:
         name = codec.decode_name(request)
-        removed = RemovedFiles(self._retired if self._tree.modes.any_waits else None)
+        removed = RemovedFiles()
 
         def work() -> Answer:
             path = join(self._path(node), name)
             upper = self._tree.view.lookup_upper(path)
+            removed_node = self._nodes.node_of(path, upper) if isinstance(upper, os.stat_result) else 0
             try:
                 removed.hold(self._upper.at(path), upper, lambda: self._tree.remove(path))
             except FileNotFoundError:
                 if not self._is_applied_resend(unique, path):
                     raise
-            if isinstance(upper, os.stat_result):
-                self._nodes.removed(UPPER | upper.st_ino, (node, name), upper)
+            self._nodes.removed(removed_node, (node, name), upper)
             return 0
 
         return removed.free_before_answer(lambda: self._changing(work))
@@ -469,13 +468,8 @@ class NamespaceOperations(Operations):
                 self._nodes.removed(entry.id if entry is not None else 0, (node, name))
                 return 0
             removed_node = self._nodes.node_of(path, upper)
-            fd = self._upper.at(path).open(os.O_PATH)
-            try:
-                self._tree.remove_directory(path)
-            except BaseException:
-                os.close(fd)
-                raise
-            self._nodes.directory_removed(removed_node, (node, name), upper, fd)
+            self._tree.remove_directory(path)
+            self._nodes.directory_removed(removed_node, (node, name), upper)
             return 0
 
         lower = self._tree.view.lookup_lower(join(self._path(node), name))
@@ -501,7 +495,7 @@ class NamespaceOperations(Operations):
         old, new = (parents[0], names[0]), (parents[1], names[1])
         if len(names[1]) > abi.NAME_BYTES_MAX:
             return errno.ENAMETOOLONG
-        removed = RemovedFiles(self._retired if self._tree.modes.any_waits else None)
+        removed = RemovedFiles()
         once = partial(self._rename_once, unique, old, new, flags, removed=removed)
 
         def after_copy(cancel: Cancel) -> Answer | Deferred:

@@ -1,8 +1,9 @@
 """Map the node ids of a writable mount to names: the kernel's requests name ids, the upper layer has paths.
 
-A file of the upper layer has the id UPPER | inode number. So has a directory, except one that the origin had first,
-which keeps its id of the index. The table stores the names that replies to the kernel had, and drops them when the
-kernel forgets the node. After a takeover it is empty: it looks names up in the index, or searches the upper layer.
+A file of the upper layer has the bit UPPER, its inode number, and the count of files that had the number before
+(`generations.py`). So has a directory, except one that the origin had first, which keeps its id of the index. The table
+stores the names that replies to the kernel had, and drops them when the kernel forgets the node. After a takeover it is
+empty: it looks names up in the index, or searches the upper layer.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from headrace.base.beneath import Pin
 from headrace.base.model import FILE_ID_MAX, ROOT_ID, FileId
 from headrace.base.namespace_path import join
 from headrace.fuse.generations import Generations
-from headrace.fuse.io_modes import UPPER
+from headrace.fuse.node_ids import UPPER
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.upper import Hidden, Upper
 
-_INODE_MAX = UPPER - 1
 SEARCHED_PATHS_MAX = 1 << 16
 """Most paths that are remembered after a search of the upper layer."""
 DEPTH_MAX = 4096
@@ -34,15 +34,14 @@ class ReplacedError(Exception):
 class NodeRecord:
     """Holds what replies to the kernel had of one node: its names, and the number of its lookups."""
 
-    __slots__ = ("counted", "handle", "lookups", "names", "removed", "removed_fd")
+    __slots__ = ("handle", "is_counted", "lookups", "names", "removed")
 
-    def __init__(self, *, counted: bool) -> None:
+    def __init__(self, *, is_counted: bool) -> None:
         self.lookups = 0
-        self.counted = counted
+        self.is_counted = is_counted
         """True if `lookups` has all of them: no earlier session sent any."""
         self.removed: os.stat_result | None = None
         """The attributes of a directory that was removed, and that some process may have open."""
-        self.removed_fd = -1  # keeps the inode number from being used again
         self.names: list[tuple[int, bytes]] = []  # (parent node, name), the newest last
         self.handle = b""
         """Identifies the file of the upper layer (`Pin.handle`). The node, or another process of the host, may remove
@@ -79,7 +78,7 @@ class NodeTable:
         """Return the node id of a path of the upper layer."""
         if stat.S_ISDIR(file_stat.st_mode) and (id := self._lower_id(path)):
             return id
-        node = UPPER | (file_stat.st_ino & _INODE_MAX)
+        node = self._generations.node_of(file_stat.st_ino)
         if node not in self._records and stat.S_ISREG(file_stat.st_mode):
             self._set_number(node, path)
         return node
@@ -91,25 +90,31 @@ class NodeTable:
         else:
             self.numbers.pop(node, None)
 
+    def is_node(self, node: int, file_stat: os.stat_result) -> bool:
+        """Return whether a file of the upper layer is a node. A directory of the origin has only its name for that."""
+        return not node & UPPER or node == self._generations.node_of(file_stat.st_ino)
+
     def remember(
         self, node: int, parent: int, name: bytes, *, file: bytes | int | None = None, new: bool = False
-    ) -> int:
-        """Count a lookup that is about to be sent to the kernel, and return the generation to send. file: the path or a
-        descriptor of a node of the upper layer. With `new` the file was created just now: an older node of the same
-        inode number, not yet forgotten, is another file. Raises ReplacedError."""
+    ) -> tuple[int, int]:
+        """Count a lookup that is about to be sent to the kernel, and return the node id and the generation to send.
+        file: the path or a descriptor of a node of the upper layer. If it is a later file of the same inode number, it
+        is another node. With `new` the file was created just now. Raises ReplacedError."""
         place = (parent, name)
         with self._lock:
             record = self._records.get(node)
             handle = b"" if file is None else self._handle_to_send(node, record, place, file, new=new)
             is_later = record is not None and b"" not in (handle, record.handle) and handle != record.handle
-            if new or is_later:
-                self._begin_later(node, record, file)
-            self._generations.sent(node)
+            may_be_known = record is not None or self._generations.is_inherited(node)
+            if is_later or (new and may_be_known):
+                node = self._renew(node, record, file)
+                record = self._records.get(node)
             if record is None:
-                counted = not self._generations.inherits or (new and not self._generations.of(node))
-                record = self._records[node] = NodeRecord(counted=counted)
+                is_counted = new or not self._generations.inherits
+                record = self._records[node] = NodeRecord(is_counted=is_counted)
+                self._generations.learn(node)
             record.sent(place, handle)
-            return self._generations.of(node)
+            return node, self._generations.generation_of(node)
 
     def _handle_to_send(
         self, node: int, record: NodeRecord | None, place: tuple[int, bytes], file: bytes | int, *, new: bool
@@ -122,17 +127,17 @@ class NodeTable:
             raise ReplacedError
         return handle or b""
 
-    def _begin_later(self, node: int, record: NodeRecord | None, file: bytes | int | None) -> None:
-        """Give a node another generation, as it is a later file of the same inode number. file: its path, if it may be
-        a copy."""
-        self.numbers.pop(node, None)
+    def _renew(self, node: int, record: NodeRecord | None, file: bytes | int | None) -> int:
+        """Return the node id of a later file of a node's inode number. file: its path, if it may be a copy."""
+        is_counted = record is not None and record.is_counted
+        later = self._generations.renew(node, is_known=record is not None, is_counted=is_counted)
+        self.numbers.pop(later, None)
         if isinstance(file, bytes):
-            self._set_number(node, file)
-        if record is not None or self._generations.of(node):
-            self._generations.renew(node)
-        if record is not None:
-            record.names.clear()
-            record.removed = None
+            self._set_number(later, file)
+        if again := self._records.get(later):  # the kernel knows it since the count had the same lower bits
+            again.names.clear()
+            again.handle, again.removed = b"", None
+        return later
 
     def opened(self, node: int, fd: int) -> None:
         """Record which file a node is that is open now. It may be a later one of the same name and inode number."""
@@ -149,7 +154,7 @@ class NodeTable:
             return Pin(file).handle()
         try:
             with self._upper.at(file).pinned() as pin:
-                return pin.handle() if (pin.fstat().st_ino ^ node) & _INODE_MAX == 0 else None
+                return pin.handle() if self.is_node(node, pin.fstat()) else None
         except OSError:
             return None
 
@@ -162,8 +167,6 @@ class NodeTable:
                     del self._records[node]
                     self.numbers.pop(node, None)
                     self._generations.forget(node)
-                    if record.removed_fd >= 0:
-                        os.close(record.removed_fd)
 
     def moved(self, node: int, old: tuple[int, bytes], new: tuple[int, bytes]) -> None:
         with self._lock:
@@ -186,20 +189,16 @@ class NodeTable:
         """Make sure that no later file of the inode number is taken for the one that lost its last name. Only a
         directory of the origin keeps its node for another inode."""
         if node & UPPER and (record is not None or self._generations.inherits):
-            self._generations.remove(node, counted=record is not None and record.counted)
+            self._renew(node, record, None)
 
-    def directory_removed(
-        self, node: int, place: tuple[int, bytes], attributes: os.stat_result, fd: int
-    ) -> None:
-        """Record that a directory was removed, and its last attributes. The table owns `fd` of it from now on."""
+    def directory_removed(self, node: int, place: tuple[int, bytes], attributes: os.stat_result) -> None:
+        """Record that a directory was removed, and its last attributes."""
         with self._lock:
             record = self._records.get(node)
             self._removed_last(node, record)
-            if record is not None and place in record.names and record.removed_fd < 0:
+            if record is not None and place in record.names:
                 record.names.remove(place)
-                record.removed, record.removed_fd = attributes, fd
-                return
-        os.close(fd)
+                record.removed = attributes
 
     def removed_directory(self, node: int) -> os.stat_result | None:
         record = self._records.get(node)
@@ -209,8 +208,8 @@ class NodeTable:
         """Return the path of a node. None: it has no name any more, or none that can be found."""
         if node == ROOT_ID:
             return b"/"
-        if self._generations.is_removed(node):
-            return None  # another file may have its inode number
+        if node & UPPER and not self._generations.is_newest(node):
+            return None  # removed
         path = self.newest_path(node)
         if path is not None and self._is(path, node):
             return path
@@ -254,6 +253,8 @@ class NodeTable:
             return None  # removed
         if not node & UPPER:
             return self._path_of_lower(FileId(node & FILE_ID_MAX))
+        if not self._generations.is_newest(node):
+            return None  # removed
         searched = self._search(node)
         if searched is not None and len(self._searched_paths) < SEARCHED_PATHS_MAX:
             self._searched_paths[node] = searched
@@ -291,10 +292,8 @@ class NodeTable:
             return 0
 
     def _is(self, path: bytes, node: int) -> bool:
-        if not node & UPPER:
-            return True
         try:
-            return self._upper.at(path).lstat().st_ino & _INODE_MAX == node & _INODE_MAX
+            return not node & UPPER or self.is_node(node, self._upper.at(path).lstat())
         except OSError:
             return False
 
@@ -308,6 +307,6 @@ class NodeTable:
     def _search(self, node: int) -> bytes | None:
         """Search the whole upper layer, after a takeover, or for a file whose name another session changed."""
         for path, attributes in self._upper.walk():
-            if attributes.st_ino & _INODE_MAX == node & _INODE_MAX and self._is_same(path, node):
+            if self.is_node(node, attributes) and self._is_same(path, node):
                 return path
         return None

@@ -120,7 +120,7 @@ class Operations:
         name = codec.decode_name(request)
         if len(name) > abi.NAME_BYTES_MAX:
             return errno.ENAMETOOLONG
-        parent = FileId(node & FILE_ID_MAX)
+        parent = FileId(node)
         lower = self._mountpoints.lower(parent)
         entry = self._client.lookup_fast(lower, name)
         if entry is MISS:
@@ -276,7 +276,7 @@ class Operations:
     # ------------------------------------------------------------ directories
 
     def opendir(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
-        id = FileId(node & FILE_ID_MAX)
+        id = FileId(node)
         if self._client.listing_fresh(self._mountpoints.lower(id)):
             return self._opened(unique, id, abi.FOPEN_CACHE_DIR | abi.FOPEN_KEEP_CACHE)
         return lambda cancel: self._opendir_blocking(unique, id, cancel)
@@ -297,10 +297,10 @@ class Operations:
         return 0
 
     def readdir(self, unique: int, node: int, request: bytearray) -> Answer:
-        return self._page(unique, FileId(node & FILE_ID_MAX), request, plus=False)
+        return self._page(unique, FileId(node), request, plus=False)
 
     def readdirplus(self, unique: int, node: int, request: bytearray) -> Answer:
-        return self._page(unique, FileId(node & FILE_ID_MAX), request, plus=True)
+        return self._page(unique, FileId(node), request, plus=True)
 
     def _page(self, unique: int, id: FileId, request: bytearray, *, plus: bool) -> Answer:
         fh, offset, size, _ = abi.READ_IN.unpack_from(request, 40)

@@ -15,34 +15,27 @@ import stat
 from collections.abc import Callable
 
 from headrace.base.beneath import SafePath
+from headrace.base.sizes import disk_bytes
 from headrace.fuse.operations import Answer, Deferred, DiskTask
-from headrace.overlay.retired_inodes import RetiredInodes
 from headrace.overlay.upper import Hidden
 
 FREED_AT_ONCE_BYTES = 8 << 20
 """Largest file that the hot thread frees, which takes 0.3 to 3 ms. A change of threads costs some 50 µs."""
-_STAT_BLOCK_BYTES = 512
 
 
 class RemovedFiles:
-    """Holds the large files that one call removes or replaces. One thread at a time uses it: that of the call. retired:
-    keeps the inode numbers of the others, where answers may wait: the kernel has a removed name until its answer."""
+    """Holds the large files that one call removes or replaces. One thread at a time uses it: that of the call."""
 
-    __slots__ = ("_fds", "_retired")
+    __slots__ = ("_fds",)
 
-    def __init__(self, retired: RetiredInodes | None) -> None:
+    def __init__(self) -> None:
         self._fds: list[int] = []
-        self._retired = retired
 
     def hold(
         self, path: SafePath, status: os.stat_result | Hidden | None, change: Callable[[], None]
     ) -> None:
         """Call what removes or replaces the name at a path, and hold its file if that is large and may have lost its
         last name. status: of the name. If the call fails, nothing is held."""
-        if self._retired is not None and isinstance(status, os.stat_result) and not _is_large(status):
-            with self._retired.removing(path):
-                change()
-            return
         fd = _pinned(path) if _is_large(status) else -1
         try:
             change()
@@ -96,7 +89,7 @@ def close_last(fd: int) -> Answer | DiskTask:
 
 def loses_many_bytes(status: os.stat_result, size_bytes: int) -> bool:
     """Return whether a file that gets this size frees more bytes than the hot thread should."""
-    return status.st_blocks * _STAT_BLOCK_BYTES - size_bytes > FREED_AT_ONCE_BYTES
+    return disk_bytes(status) - size_bytes > FREED_AT_ONCE_BYTES
 
 
 def _closed(fd: int) -> Answer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from headrace.fuse.io_modes import UPPER
+from headrace.fuse.node_table import NodeTable
 from headrace.fuse.operations import Answer, Deferred, DiskTask
 from headrace.fuse.removed_files import loses_many_bytes
 from headrace.fuse.upper_files import UpperFiles
@@ -22,8 +22,11 @@ Work = Callable[[], Answer | Deferred]
 class ShortenedFiles:
     """Finds the large files that calls shorten. path_of: returns the path of a node, or raises ESTALE."""
 
-    def __init__(self, tree: MergedTree, open_files: UpperFiles, path_of: Callable[[int], bytes]) -> None:
+    def __init__(
+        self, tree: MergedTree, nodes: NodeTable, open_files: UpperFiles, path_of: Callable[[int], bytes]
+    ) -> None:
         self._tree = tree
+        self._nodes = nodes
         self._open_files = open_files
         self._path_of = path_of
 
@@ -64,7 +67,7 @@ class ShortenedFiles:
             fd = self._tree.open(path, os.O_RDWR)
         except (OSError, NeedsContentError):
             return -1
-        if UPPER | os.fstat(fd).st_ino == node:
+        if self._nodes.is_node(node, os.fstat(fd)):
             return fd
         os.close(fd)
         return -1

@@ -206,8 +206,7 @@ class LocalVfs(VfsReader):
         def put() -> None:
             if check is not None:
                 check(self.tree.view.lookup(path))
-            with self._changes.removing(path):
-                self.tree.put_file(file.path(), path, replace=replace)
+            self.tree.put_file(file.path(), path, replace=replace)
 
         try:
             with translating_os_errors(path):
@@ -280,8 +279,7 @@ class LocalVfs(VfsReader):
         def remove() -> None:
             if check is not None:
                 check(self.tree.view.lookup(real_path))
-            with self._changes.removing(real_path):
-                self.tree.remove(real_path)
+            self.tree.remove(real_path)
 
         self._change(path, remove, wait=wait)
 
@@ -291,11 +289,7 @@ class LocalVfs(VfsReader):
         _check_not_the_root(real_path)
         self._lower.refresh_listing(self._lower_entry(real_path))
 
-        def remove() -> None:
-            with self._changes.removing(real_path):
-                self.tree.remove_directory(real_path)
-
-        self._change(path, remove, wait=wait)
+        self._change(path, lambda: self.tree.remove_directory(real_path), wait=wait)
 
     def remove_all(self, path: bytes) -> None:
         """Delete a path with everything in it; in mode `through`, wait for the origin once."""
@@ -344,8 +338,7 @@ class LocalVfs(VfsReader):
             copied = True
 
         def rename() -> None:
-            with self._changes.removing(new):
-                self.tree.rename(old, new, 0 if replace else NOREPLACE, copied=copied)
+            self.tree.rename(old, new, 0 if replace else NOREPLACE, copied=copied)
 
         self._change(source, rename, copy)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from headrace.base.errors import StoreError, UsageError
@@ -19,7 +18,6 @@ from headrace.overlay.dirty_throttle import DirtyThrottle
 from headrace.overlay.durable_writes import DurableWrites
 from headrace.overlay.lease_check import LeaseRequiredError
 from headrace.overlay.merged_tree import MergedTree
-from headrace.overlay.retired_inodes import RetiredInodes
 from headrace.overlay.upper import Upper
 
 COPIES_MAX = 10
@@ -40,10 +38,8 @@ class TreeChanges:
         )
         self._durable = DurableWrites(os.fsencode(client.upper), lambda: client.local.durable_puts)
         self._dirty_throttle: DirtyThrottle | None = None
-        self._retired = RetiredInodes()
 
     def close(self) -> None:
-        self._retired.close()
         if self._dirty_throttle is not None:
             self._dirty_throttle.close()
         self.tree.upper.close()
@@ -51,7 +47,6 @@ class TreeChanges:
     def reset_after_fork(self) -> None:
         self.tree.lock.reset_after_fork()
         self._durable.reset_after_fork()
-        self._retired.reset_after_fork()
 
     def apply(
         self,
@@ -99,10 +94,6 @@ class TreeChanges:
                 why="no origin accepts a name with control characters, or one that is not UTF-8",
                 hint="use another name",
             )
-
-    def removing(self, path: bytes) -> AbstractContextManager[None]:
-        """Return a context in which `work` removes or replaces a path. Mounts of this host may know the file yet."""
-        return self._retired.removing(self.tree.upper.at(path))
 
     def note(self, paths: list[bytes]) -> None:
         """Report changed paths to the node, and remember them for `settle`. The lock is held."""

@@ -145,9 +145,7 @@ class Demoter:
             return False
         if info.version != row.version:
             return False
-        freed = remove_clean_file(
-            self._upper, row, self._is_shown(row), retire=self._layer.retired.keep, keep_users=True
-        )
+        freed = remove_clean_file(self._upper, row, self._is_shown(row), keep_users=True)
         self._record_demoted(row.path, freed)
         return freed > 0
 
@@ -171,12 +169,7 @@ class Demoter:
 
         def remove(take: Take | None = None) -> int:
             def work() -> int:
-                return remove_clean_file(
-                    *(self._upper, row, self._is_shown(row)),
-                    retire=self._layer.retired.keep,
-                    take=take,
-                    keep_users=True,
-                )
+                return remove_clean_file(self._upper, row, self._is_shown(row), take=take, keep_users=True)
 
             return work() if store is None else store.reserve.spend(work)
 
@@ -251,18 +244,16 @@ def remove_clean_file(
     row: JournalRecord,
     is_shown: Callable[[bytes], bool],
     *,
-    retire: Callable[[int], None] = os.close,
     take: Take | None = None,
     keep_users: bool = False,
 ) -> int:
     """Remove a clean file from the layer. Return the bytes that this frees, at least 1; 0 if the file is in use, was
     written or copied up just now, or has other names.
 
-    is_shown: whether the index has the row's version at the path, so that the name stays visible. retire: gets a
-    descriptor of the removed file, and closes it. take: moves the file away; None deletes it. keep_users: keep a file
-    with a user's extended attributes.
+    is_shown: whether the index has the row's version at the path, so that the name stays visible. take: moves the
+    file away; None deletes it. keep_users: keep a file with a user's extended attributes.
     """
-    safe_path, freed = upper.at(row.path), 0
+    safe_path = upper.at(row.path)
     with upper.lock:
         try:
             fd = safe_path.open(os.O_RDONLY | os.O_NONBLOCK)
@@ -270,13 +261,10 @@ def remove_clean_file(
             return 0
         try:
             if _may_leave(upper, fd, row, is_shown, keep_users=keep_users):
-                freed = _remove_opened(upper, safe_path, fd, take)
+                return _remove_opened(upper, safe_path, fd, take)
         finally:
-            if freed:
-                retire(fd)
-            else:
-                os.close(fd)
-    return freed
+            os.close(fd)
+    return 0
 
 
 def _may_leave(

@@ -178,7 +178,7 @@ class OriginChangeReconciler:
 
     def _drop(self, row: JournalRecord) -> None:
         """Drop a clean file from the layer; one that is in use waits."""
-        if remove_clean_file(self._upper, row, lambda _: True, retire=self._layer.retired.keep):
+        if remove_clean_file(self._upper, row, lambda _: True):
             self._journal.drop(row.path)
             self._names.invalidate(split(row.path)[0])
             self._emptied.add(split(row.path)[0])

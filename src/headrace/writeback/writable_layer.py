@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from headrace.base.namespace_path import split
 from headrace.base.write_modes import WriteMode, WriteModes
-from headrace.overlay.retired_inodes import RetiredInodes
 from headrace.overlay.upper import Upper
 from headrace.writeback.sync_journal import JournalRecord, SyncJournal
 from headrace.writeback.write_ahead import WriteAhead
@@ -18,15 +17,13 @@ from headrace.writeback.write_ahead import WriteAhead
 @dataclass(frozen=True, slots=True)
 class WritableLayer:
     """Hold an upper layer that a node persists. journal: records what the origins have of it. write_ahead: flushes the
-    journal before an origin changes. threads: run longer work on the disk. retired: files that left the layer just
-    now."""
+    journal before an origin changes. threads: run longer work on the disk."""
 
     upper: Upper
     journal: SyncJournal
     modes: WriteModes
     write_ahead: WriteAhead
     threads: Executor
-    retired: RetiredInodes = field(default_factory=RetiredInodes)
 
     def persists(self, path: bytes) -> bool:
         """Return whether the mode of a path persists it."""
@@ -58,7 +55,6 @@ class WritableLayer:
     async def close(self) -> None:
         """Wait for the flushes that were requested, then close the journal and the layer, and end the threads."""
         await self.write_ahead.stop()
-        self.retired.close()
         self.journal.close()
         self.upper.close()
         self.threads.shutdown(wait=False)

@@ -14,8 +14,9 @@ import msgspec
 from headrace.base import volume_owner
 from headrace.base.decoding import decode_json
 from headrace.base.errors import CorruptIndexError
-from headrace.base.model import Attributes, FileId, Kind, ObjectMetadata, Version
+from headrace.base.model import FILE_ID_MAX, Attributes, FileId, Kind, ObjectMetadata, Version
 from headrace.fuse import abi, codec, generations, handover_state
+from headrace.fuse.node_ids import NODE_SHIFT
 from headrace.overlay import marks, object_metadata
 from headrace.overlay.mark_names import MARKS
 from headrace.s3 import object_attributes, uploads
@@ -126,12 +127,14 @@ def _hand_over(data: bytes) -> None:
 
 def _use_generations(kept: generations.Generations) -> None:
     assert 0 < kept.begin_at(3) < 1 << 32
-    for node in (0, 5):
-        before = kept.of(node)
-        kept.renew(node)
-        kept.remove(node, counted=True)
-        kept.sent(node)
-        assert kept.of(node) == (before + 2) % (1 << 32) and not kept.is_removed(node)
+    for inode in (1, 5):
+        newest = kept.node_of(inode)
+        later = kept.renew(newest, is_known=True, is_counted=True)
+        assert (later ^ newest) >> NODE_SHIFT and (later ^ newest) & FILE_ID_MAX == 0
+        assert kept.is_newest(later) and not kept.is_newest(newest)
+        kept.learn(later)
+        kept.forget(later)
+        assert kept.node_of(inode) == later and 0 <= kept.generation_of(later) < 1 << 16
 
 
 def _fuse(data: bytes) -> None:

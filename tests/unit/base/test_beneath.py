@@ -12,6 +12,7 @@ import pytest
 
 from headrace.base import beneath
 from headrace.base.beneath import EXCHANGE, NOREPLACE, LinklessMount, Root
+from headrace.base.mount_api import closing_descriptor, detached_mount
 
 
 @pytest.fixture(params=["kernel", "names", pytest.param("mount", marks=pytest.mark.root)])
@@ -253,3 +254,36 @@ def test_without_openat2_names_are_walked(number: int, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(beneath, "_by_kernel", refuse)
     assert beneath._walk.__wrapped__() is beneath._by_names
+
+
+def handle_of(root: Root, path: bytes) -> bytes:
+    with root.at(path).pinned() as pin:
+        return pin.handle()
+
+
+def test_a_later_file_has_another_handle(tmp_path: Path) -> None:
+    """Perhaps it has the inode number of the first one."""
+    root = Root(os.fsencode(tmp_path))
+    (tmp_path / "file").touch()
+    (tmp_path / "link").hardlink_to(tmp_path / "file")
+    first = handle_of(root, b"/file")
+    assert first == handle_of(root, b"/link") != b""
+    for name in ("file", "link"):
+        (tmp_path / name).unlink()
+    (tmp_path / "file").touch()
+    assert handle_of(root, b"/file") not in (first, b"")
+
+
+@pytest.mark.root
+def test_a_file_system_whose_handles_open_no_file_has_handles(tmp_path: Path) -> None:
+    for name in ("lower/first", "lower/second", "empty"):
+        (tmp_path / name).mkdir(parents=True)
+    layers = [("lowerdir+", str(tmp_path / name)) for name in ("lower", "empty")]
+    with closing_descriptor(detached_mount("overlay", layers)) as view:
+        root = Root(b"/proc/self/fd/%d" % view)
+        first, second = handle_of(root, b"/first"), handle_of(root, b"/second")
+        assert first != second
+        assert handle_of(root, b"/first") == first
+        root.close()
+    if tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 5):
+        assert b"" not in (first, second)

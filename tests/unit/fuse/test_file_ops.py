@@ -16,7 +16,7 @@ from headrace.fuse import abi
 from headrace.fuse.abi import Opcode
 from headrace.fuse.file_ops import FALLOCATED_AT_ONCE_BYTES, FH_UPPER, WritableOperations
 from headrace.fuse.handover_state import HandoverState
-from headrace.fuse.io_modes import UPPER
+from headrace.fuse.node_ids import UPPER
 from headrace.fuse.operations import DiskTask, Mode
 from headrace.overlay.dirty_throttle import DirtyThrottle
 from tests.unit.fuse import kernel_layout as layout

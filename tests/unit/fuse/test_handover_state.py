@@ -10,6 +10,7 @@ import pytest
 from headrace.fuse import handover_state
 from headrace.fuse.abi import RESENT_BIT
 from headrace.fuse.handover_state import HandoverState
+from headrace.fuse.node_ids import NODE_SHIFT, UPPER
 from tests.writing_program import written_words
 
 SLOTS = 8
@@ -124,10 +125,10 @@ def test_the_last_releases_are_remembered_in_order(fd: int) -> None:
 def test_a_state_that_an_earlier_version_made_is_extended(fd: int) -> None:
     os.ftruncate(fd, handover_state._GENERATIONS_AT)
     first = HandoverState(fd)
-    first.generations.renew(7)
+    first.generations.renew(UPPER | 7, is_known=True, is_counted=True)
     first.exchanges.record(8)
     second = HandoverState(fd)
-    assert second.generations.of(7) == 1
+    assert second.generations.node_of(7) == (1 << NODE_SHIFT) + (UPPER | 7)
     assert second.exchanges.is_repeated(8 | RESENT_BIT)
     assert not second.releases.is_repeated(8 | RESENT_BIT)
 

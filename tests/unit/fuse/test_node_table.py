@@ -10,7 +10,7 @@ import pytest
 
 from headrace.base.model import ROOT_ID, FileId
 from headrace.fuse.generations import BYTES, Generations
-from headrace.fuse.io_modes import UPPER
+from headrace.fuse.node_ids import NODE_SHIFT, UPPER
 from headrace.fuse.node_table import NodeTable, ReplacedError
 from headrace.overlay.mark_names import MARKS
 from headrace.overlay.upper import Upper
@@ -42,8 +42,12 @@ def make(upper: Upper, path: bytes, *, directory: bool = False) -> os.stat_resul
 
 def learn(table: NodeTable, upper: Upper, path: bytes, parent: int = ROOT_ID) -> int:
     node = table.node_of(path, upper.at(path).lstat())
-    table.remember(node, parent, path.rpartition(b"/")[2], file=path)
-    return node
+    return table.remember(node, parent, path.rpartition(b"/")[2], file=path)[0]
+
+
+def later(node: int, count: int = 1) -> int:
+    """Return the node id of a later file of a node's inode number."""
+    return node + (count << NODE_SHIFT)
 
 
 def test_a_file_has_the_number_of_its_inode(table: NodeTable, upper: Upper) -> None:
@@ -131,51 +135,78 @@ def test_a_node_is_forgotten_after_as_many_lookups(table: NodeTable, upper: Uppe
     table.forget(node, 1)  # it is unknown by now, and nothing happens
 
 
-def test_a_new_file_of_an_old_inode_number_is_another_generation(table: NodeTable, upper: Upper) -> None:
-    node = UPPER | make(upper, b"/file").st_ino
-    assert table.remember(node, ROOT_ID, b"old") == 0
-    assert table.remember(node, ROOT_ID, b"old") == 0
-    assert table.remember(node, ROOT_ID, b"file", new=True) == 1
+def test_a_new_file_of_an_old_inode_number_is_another_node(table: NodeTable, upper: Upper) -> None:
+    status = make(upper, b"/file")
+    node = UPPER | status.st_ino
+    assert table.remember(node, ROOT_ID, b"old") == (node, 0)
+    assert table.remember(node, ROOT_ID, b"old") == (node, 0)
+    assert table.remember(node, ROOT_ID, b"file", new=True) == (later(node), 0)
+    assert [table.path(each) for each in (node, later(node))] == [None, b"/file"]
+    assert [table.is_node(each, status) for each in (node, later(node))] == [False, True]
+    assert table.node_of(b"/file", status) == later(node)
+    table.forget(later(node), 1)
+    assert table.node_of(b"/file", status) == later(node), "as long as the kernel knows the first node"
+    table.forget(node, 2)
+    assert table.node_of(b"/file", status) == node
+
+
+def test_a_node_id_that_comes_back_is_another_generation(table: NodeTable, upper: Upper) -> None:
+    """The kernel knows the first node until the end, and its id has 16 bits for the later ones."""
+    status = make(upper, b"/file")
+    node = table.remember(UPPER | status.st_ino, ROOT_ID, b"old", new=True)[0]
+    for count in range(1, 1 << 16):
+        newest = table.node_of(b"/file", status)
+        assert table.remember(newest, ROOT_ID, b"file", new=True) == (later(node, count), 0)
+        if count > 1:
+            table.forget(newest, 1)
+    assert table.path(node) is None
+    last = table.node_of(b"/file", status)
+    assert table.remember(last, ROOT_ID, b"file", new=True) == (node, 1)
     assert table.path(node) == b"/file"
-    assert table.remember(node, ROOT_ID, b"file") == 1, "as long as the kernel knows the node"
-    table.forget(node, 4)
-    assert table.remember(node, ROOT_ID, b"file") == 0
+    assert table.remember(node, ROOT_ID, b"file") == (node, 1)
 
 
-def test_the_next_session_repeats_the_generation_of_a_file(upper: Upper) -> None:
+def test_the_next_session_continues_with_the_nodes_of_a_number(upper: Upper) -> None:
     node = UPPER | make(upper, b"/file").st_ino
     memory = bytearray(BYTES)
     first = NodeTable(upper, lambda _: None, Generations(memory))
     first.remember(node, ROOT_ID, b"old")
-    assert first.remember(node, ROOT_ID, b"file", new=True) == 1
+    assert first.remember(node, ROOT_ID, b"file", new=True) == (later(node), 0)
     second = NodeTable(upper, lambda _: None, Generations(memory))
-    assert second.remember(node, ROOT_ID, b"file") == 1
-    second.forget(node, 1)
-    assert second.remember(node, ROOT_ID, b"file") == 1, "the kernel may have lookups of the first session"
-    second.forget(node, 1)
-    assert second.remember(node, ROOT_ID, b"file", new=True) == 2, "the kernel may know the first file"
+    assert learn(second, upper, b"/file") == later(node)
+    second.forget(later(node), 1)
+    assert learn(second, upper, b"/file") == later(node), "the kernel may have lookups of the first session"
+    second.forget(later(node), 1)
+    assert second.remember(later(node), ROOT_ID, b"file", new=True) == (later(node, 2), 0), (
+        "the kernel may know the first file"
+    )
 
 
-def test_a_removed_directory_keeps_its_inode_until_it_is_forgotten(table: NodeTable, upper: Upper) -> None:
+def test_a_removed_directory_has_its_last_attributes_until_it_is_forgotten(
+    table: NodeTable, upper: Upper
+) -> None:
     status = make(upper, b"/made", directory=True)
     node = learn(table, upper, b"/made")
-    fd = upper.at(b"/made").open(os.O_PATH)
     upper.at(b"/made").rmdir()
-    table.directory_removed(node, (ROOT_ID, b"made"), status, fd)
+    table.directory_removed(node, (ROOT_ID, b"made"), status)
+    make(upper, b"/made", directory=True)  # perhaps of the same inode number
+    assert learn(table, upper, b"/made") != node
     assert table.removed_directory(node) == status
     assert table.path(node) is None
-    assert os.fstat(fd).st_ino == status.st_ino
     table.forget(node, 1)
-    with pytest.raises(OSError):
-        os.fstat(fd)
+    assert table.removed_directory(node) is None
 
 
-def test_a_removed_directory_that_the_kernel_does_not_know_is_closed(table: NodeTable, upper: Upper) -> None:
-    status = make(upper, b"/made", directory=True)
-    fd = upper.at(b"/made").open(os.O_PATH)
-    table.directory_removed(UPPER | status.st_ino, (ROOT_ID, b"made"), status, fd)
-    with pytest.raises(OSError):
-        os.fstat(fd)
+def test_a_file_below_a_removed_directory_has_no_path(table: NodeTable, upper: Upper) -> None:
+    make(upper, b"/made", directory=True)
+    node = learn(table, upper, b"/made")
+    make(upper, b"/made/file")
+    file = learn(table, upper, b"/made/file", node)
+    status = upper.at(b"/made").lstat()
+    upper.at(b"/made/file").unlink()
+    upper.at(b"/made").rmdir()
+    table.directory_removed(node, (ROOT_ID, b"made"), status)
+    assert table.path(file) is None
 
 
 def test_a_directory_of_the_origin_that_was_renamed_is_found_by_its_mark(
@@ -198,14 +229,15 @@ def test_the_inode_number_of_a_removed_file_leads_to_no_other_file_after_a_takeo
     status, memory = make(upper, b"/file"), bytearray(BYTES)
     node = UPPER | status.st_ino
     first = after_takeover(upper, memory)
-    assert first.remember(node, ROOT_ID, b"old") == 0
+    assert first.remember(node, ROOT_ID, b"old") == (node, 0)
     first.removed(node, (ROOT_ID, b"old"), status)
     second = after_takeover(upper, memory)
     assert second.path(node) is None, "the kernel's node is the removed file"
-    assert second.remember(node, ROOT_ID, b"file") == 1, "whoever made it"
-    assert second.path(node) == b"/file"
+    assert learn(second, upper, b"/file") == later(node), "whoever made it"
+    assert second.path(later(node)) == b"/file"
     third = after_takeover(upper, memory)
-    assert (third.path(node), third.remember(node, ROOT_ID, b"file")) == (b"/file", 1)
+    assert third.path(later(node)) == b"/file"
+    assert learn(third, upper, b"/file") == later(node)
 
 
 def test_a_file_that_an_earlier_session_sent_is_removed(upper: Upper) -> None:
@@ -214,9 +246,10 @@ def test_a_file_that_an_earlier_session_sent_is_removed(upper: Upper) -> None:
     after_takeover(upper, memory)
     second = after_takeover(upper, memory)
     second.removed(node, (ROOT_ID, b"old"), status)
-    assert second.remember(node, ROOT_ID, b"file") == 1
+    assert learn(second, upper, b"/file") == later(node)
     second.forget(node, 3)  # those of the removed file
-    assert second.remember(node, ROOT_ID, b"file") == 1
+    second.forget(later(node), 1)
+    assert learn(second, upper, b"/file") == later(node)
 
 
 def test_a_removed_file_that_the_kernel_has_forgotten_is_dropped(upper: Upper) -> None:
@@ -224,11 +257,12 @@ def test_a_removed_file_that_the_kernel_has_forgotten_is_dropped(upper: Upper) -
     node = UPPER | status.st_ino
     first = after_takeover(upper, memory)
     first.removed(node, (ROOT_ID, b"file"), status)  # the kernel never had it
-    first.remember(node, ROOT_ID, b"file")
+    assert learn(first, upper, b"/file") == node
     first.removed(node, (ROOT_ID, b"file"), status)
+    assert first.path(node) is None
     first.forget(node, 1)
     assert first.path(node) == b"/file"
-    assert first.remember(node, ROOT_ID, b"file", new=True) == 0
+    assert first.remember(node, ROOT_ID, b"file", new=True) == (node, 0)
 
 
 def test_a_file_that_has_another_name_is_not_removed(table: NodeTable, upper: Upper) -> None:
@@ -236,7 +270,7 @@ def test_a_file_that_has_another_name_is_not_removed(table: NodeTable, upper: Up
     upper.at(b"/first").link(upper.at(b"/second"))
     node = learn(table, upper, b"/first")
     table.removed(node, (ROOT_ID, b"first"), upper.at(b"/first").lstat())
-    assert table.remember(node, ROOT_ID, b"second") == 0
+    assert learn(table, upper, b"/second") == node
     assert table.path(node) == b"/second"
 
 
@@ -267,17 +301,25 @@ def test_a_node_whose_file_others_removed_is_no_later_file_of_its_inode(
     assert table.path(node) is None
 
 
-def test_a_later_file_of_an_inode_has_another_generation(table: NodeTable, upper: Upper) -> None:
+def test_a_later_file_of_an_inode_is_another_node(table: NodeTable, upper: Upper) -> None:
     make(upper, b"/first")
-    status = upper.at(b"/first").lstat()
-    node = table.node_of(b"/first", status)
-    before = table.remember(node, ROOT_ID, b"first", file=b"/first")
-    assert table.remember(node, ROOT_ID, b"first", file=b"/first") == before
+    node = learn(table, upper, b"/first")
+    assert learn(table, upper, b"/first") == node
     upper.at(b"/first").rename(upper.at(b"/moved"))
-    assert table.remember(node, ROOT_ID, b"moved", file=b"/moved") == before
+    assert learn(table, upper, b"/moved") == node
     remade(upper, b"/moved", b"/second")
-    assert table.remember(node, ROOT_ID, b"second", file=b"/second") == before + 1
-    assert table.path(node) == b"/second"
+    assert learn(table, upper, b"/second") == later(node)
+    assert [table.path(each) for each in (node, later(node))] == [None, b"/second"]
+
+
+def test_a_later_file_shows_the_number_of_its_own_copy(table: NodeTable, upper: Upper) -> None:
+    make(upper, b"/first")
+    upper.at(b"/first").setxattr(MARKS.lower_id, b"98")
+    node = learn(table, upper, b"/first")
+    remade(upper, b"/first", b"/second")
+    upper.at(b"/second").setxattr(MARKS.lower_id, b"99")
+    assert learn(table, upper, b"/second") == later(node)
+    assert table.numbers == {node: 98, later(node): 99}
 
 
 def test_a_file_that_is_replaced_after_its_status_was_read_is_looked_up_again(
@@ -292,7 +334,7 @@ def test_a_file_that_is_replaced_after_its_status_was_read_is_looked_up_again(
     other = make(upper, b"/first")
     with pytest.raises(ReplacedError):
         table.remember(table.node_of(b"/first", status), ROOT_ID, b"first", file=b"/first")
-    assert table.remember(table.node_of(b"/first", other), ROOT_ID, b"first", file=b"/first") == 0
+    assert learn(table, upper, b"/first") == UPPER | other.st_ino
 
 
 def test_an_open_file_is_the_later_one_of_its_name_and_inode(table: NodeTable, upper: Upper) -> None:
@@ -305,4 +347,4 @@ def test_an_open_file_is_the_later_one_of_its_name_and_inode(table: NodeTable, u
     os.close(fd)
     upper.at(b"/file").rename(upper.at(b"/moved"))
     assert table.path(node) == b"/moved"
-    assert table.remember(node, ROOT_ID, b"moved", file=b"/moved") == 0
+    assert learn(table, upper, b"/moved") == node

@@ -15,8 +15,8 @@ from headrace.client.event_stream import EventsLost
 from headrace.fuse import abi, handover_state
 from headrace.fuse.abi import Opcode
 from headrace.fuse.handover_state import HandoverState
-from headrace.fuse.io_modes import UPPER
 from headrace.fuse.namespace_ops import NamespaceOperations
+from headrace.fuse.node_ids import UPPER
 from headrace.fuse.notify import Notifier
 from headrace.fuse.operations import Mode
 from headrace.fuse.removed_files import FREED_AT_ONCE_BYTES
@@ -524,21 +524,21 @@ def test_a_session_that_took_over_finds_the_nodes_of_the_first(serve: Serve, nex
     assert second.kernel.attributes(node).size == 5
 
 
-def test_a_session_that_took_over_repeats_the_generations_of_the_first(
-    serve: Serve, next_state: NextState
-) -> None:
+def test_a_session_that_took_over_sends_the_nodes_of_the_first(serve: Serve, next_state: NextState) -> None:
     """The kernel fails each call on an open file whose node has another generation."""
     first = serve(write="back", state=next_state())
     first.start()
     node = first.kernel.write_file(b"new", b"")
     operations = first.session.operations
     assert isinstance(operations, NamespaceOperations)
-    operations._nodes.remember(node, ROOT, b"new", new=True)  # its inode number was one of a removed file
-    generation = first.kernel.lookup(b"new").generation
-    assert generation == first.client.generation + 1
+    # its inode number was one of a removed file
+    later, _ = operations._nodes.remember(node, ROOT, b"new", new=True)
+    sent = first.kernel.lookup(b"new")
+    assert (sent.nodeid, sent.generation) == (later, first.client.generation)
     second = serve(write="back", state=next_state(), generation=first.client.generation + 1000)
     second.take_over()
-    assert second.kernel.lookup(b"new").generation == generation
+    again = second.kernel.lookup(b"new")
+    assert (again.nodeid, again.generation) == (later, sent.generation)
     assert second.kernel.lookup(b"small").generation == first.kernel.lookup(b"small").generation
 
 
