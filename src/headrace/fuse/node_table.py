@@ -188,7 +188,10 @@ class NodeTable:
     def _removed_last(self, node: int, record: NodeRecord | None) -> None:
         """Make sure that no later file of the inode number is taken for the one that lost its last name. Only a
         directory of the origin keeps its node for another inode."""
-        if node & UPPER and (record is not None or self._generations.inherits):
+        may_be_known = record is not None or self._generations.inherits
+        if (
+            node & UPPER and may_be_known and self._generations.is_newest(node)
+        ):  # else another thread saw a later one
             self._renew(node, record, None)
 
     def directory_removed(self, node: int, place: tuple[int, bytes], attributes: os.stat_result) -> None:

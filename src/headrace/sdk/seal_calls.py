@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from headrace.base.errors import NotSupportedError, StoreError
+from headrace.base.errors import NotSupportedError, StoreError, UsageError
 from headrace.vfs.local_vfs import LocalVfs
 from headrace.vfs.vfs import Vfs
 from headrace.wire.messages import JobStart, JobState
@@ -55,7 +55,10 @@ class SealCalls:
 
 
 def run_to_end(vfs: Vfs, start: JobStart, on_progress: OnProgress) -> JobState:
-    """Run a job, and return its last state."""
+    """Run a job, and return its last state. Raises UsageError for an empty path, as of an unset variable: it would mean
+    the whole namespace."""
+    if not start.path:
+        raise UsageError("path ''", why="it is empty", hint="use '/' for the whole namespace")
     last: JobState | None = None
     with contextlib.closing(vfs.run_job(start)) as states:
         for state in states:

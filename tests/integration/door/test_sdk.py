@@ -255,6 +255,12 @@ def test_load_and_status(host: Host, cache: Cache) -> None:
     assert cache.unpin("/folder/small").failed_files == 0
 
 
+@pytest.mark.parametrize("job", ["free", "load", "persist", "pin", "seal", "unpin"])
+def test_an_empty_path_is_not_the_whole_namespace(cache: Cache, job: str) -> None:
+    with pytest.raises(UsageError, match="it is empty"):
+        getattr(cache, job)("")
+
+
 def _in_a_child(cache: Cache | None, answer: Connection) -> None:
     reader = headrace.connect() if cache is None else cache
     answer.send({part.path: part.data for part in reader.read_many(["/small", "/large.tar", "/folder/more"])})

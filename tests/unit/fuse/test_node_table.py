@@ -265,6 +265,17 @@ def test_a_removed_file_that_the_kernel_has_forgotten_is_dropped(upper: Upper) -
     assert first.remember(node, ROOT_ID, b"file", new=True) == (node, 0)
 
 
+def test_a_later_file_that_is_found_before_the_removal_is_recorded_stays(
+    table: NodeTable, upper: Upper
+) -> None:
+    status = make(upper, b"/first")
+    node = learn(table, upper, b"/first")
+    remade(upper, b"/first", b"/second")
+    newest = learn(table, upper, b"/second")
+    table.removed(node, (ROOT_ID, b"first"), status)
+    assert (newest, table.path(newest)) == (later(node), b"/second")
+
+
 def test_a_file_that_has_another_name_is_not_removed(table: NodeTable, upper: Upper) -> None:
     make(upper, b"/first")
     upper.at(b"/first").link(upper.at(b"/second"))
