@@ -39,6 +39,7 @@ import subprocess
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, AnyStr, cast
 
@@ -450,6 +451,10 @@ def preload(server: str) -> None:
     for name in WITH_TORCH if server == TORCH else ():
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             importlib.import_module(name)
+    for finalizer in vars(weakref.finalize)[
+        "_registry"
+    ]:  # torch has many, which take 0.1 s when a process ends
+        finalizer.atexit = False
     gc.collect()
     gc.freeze()
 
