@@ -47,7 +47,7 @@ class Generations:
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
         self._inherited: dict[int, None] = {}
-        """Those of which an earlier session may have sent nodes. Which of them the kernel knows is not known."""
+        """Keys of `_counts` for which an earlier session may have sent nodes. The kernel may know any of these."""
         self._used, self._first = self._head[_USED], self._head[_FIRST] & _GENERATION_MAX
         self.inherits = self._first != 0
         """True if an earlier session sent nodes to the kernel."""

@@ -39,9 +39,10 @@ from headrace.overlay.marks import base_version, is_marked, is_removed, is_white
 
 TREES = ("tree", "work", "gone")
 """Names of the directories in a layer's directory."""
+_LOCK, _PRESSURE, _MARKS = "lock", "pressure", "marks"
 _SINGLE_OWNER = "single-owner"
 """Name of a file that exists if the layer's marks and modes are those of a user without rights."""
-SMALL_FILES = ("lock", "pressure", "marks", _SINGLE_OWNER)
+SMALL_FILES = (_LOCK, _PRESSURE, _MARKS, _SINGLE_OWNER)
 """Names of the files beside the directories."""
 
 log = logging.getLogger(__name__)
@@ -65,10 +66,10 @@ class Upper:
             Root(self._mount.path + b"/" + name.encode(), self._mount) for name in TREES
         )
         self._beside = Root(self._mount.path)
-        self.lock = LayerLock(f"{directory}/lock")
+        self.lock = LayerLock(f"{directory}/{_LOCK}")
         """Held by a thread while it changes names."""
-        self.pressure_path = f"{directory}/pressure"
-        self.marks_path = f"{directory}/marks"
+        self.pressure_path = f"{directory}/{_PRESSURE}"
+        self.marks_path = f"{directory}/{_MARKS}"
 
     def make(self) -> None:
         """Create the directories. The node calls it when it starts. Raises UsageError if the layer's marks are of the

@@ -34,6 +34,7 @@ from headrace.overlay.marks import base_version
 from headrace.overlay.upper import Upper
 from headrace.store.checksum import block_checksums
 from headrace.store.store import Store
+from headrace.writeback.preconditions import HEAD_LIMIT_S
 from headrace.writeback.sync_journal import JournalRecord
 from headrace.writeback.upper_quota import UpperQuota
 from headrace.writeback.writable_layer import WritableLayer
@@ -48,8 +49,6 @@ GiB."""
 COPY_KEPT_NS = 2_000_000_000
 """Time for which an unchanged copy of the origin's file stays, in nanoseconds. A program asked for it: the kernel is
 about to look it up again, only once, and then to open it."""
-HEAD_LIMIT_S = 10.0
-"""Time limit of the request about a damaged file, in seconds."""
 Take = Callable[[SafePath], bool]
 """Move a file of the layer away from its place. Return False if it stays."""
 

@@ -26,7 +26,7 @@ QUERIES_MAX = 2
 """Most times that one upload or removal queries the replicas about a conflict. The first answer may be an older version
 than the origin's."""
 HEAD_LIMIT_S = 10.0
-"""Time limit of the request about a pending version that no node knows, in seconds."""
+"""Time limit of a HEAD that decides what is to be done for one path, in seconds."""
 
 
 class Preconditions:

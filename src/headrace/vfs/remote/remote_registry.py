@@ -46,9 +46,8 @@ def address_of(text: str, tls: MutualTls | None) -> Address:
     http otherwise. tls: this host's certificate; without it, https trusts the system's authorities. Raises
     UsageError."""
     scheme, colon, rest = text.partition(":")
-    if (
-        scheme != "unix" and "@" in rest.removeprefix("//").partition("/")[0]
-    ):  # first: other messages repeat the address
+    host = rest.removeprefix("//").partition("/")[0]
+    if scheme != "unix" and "@" in host:  # first, as other messages repeat the address
         raise UsageError(
             "address of a node",
             why="the URL holds a user or a password",
