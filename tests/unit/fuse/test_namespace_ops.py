@@ -565,15 +565,16 @@ def test_a_change_in_mode_through_waits_for_the_origin(open_mount: OpenMount) ->
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_removed_node_leads_to_no_file_that_others_make(writable: MemoryMount, is_replaced: bool) -> None:
     """The kernel has the name until the answer to a removal, which may wait."""
-    node = writable.kernel.write_file(b"new", b"bytes")
-    writable.kernel.write_file(b"other", b"bytes")
-    number = os.stat(upper_path(writable, "new")).st_ino
-    if is_replaced:
-        assert writable.kernel.rename(b"other", b"new") == 0
-    else:
-        assert writable.kernel.errno(Opcode.UNLINK, ROOT, b"new\0") == 0
-    for serial in range(1000):
-        later = Path(upper_path(writable, f"later-{serial}"))
+    for attempt in range(20):
+        name, other = b"new-%d" % attempt, b"other-%d" % attempt
+        node = writable.kernel.write_file(name, b"bytes")
+        writable.kernel.write_file(other, b"bytes")
+        number = os.stat(upper_path(writable, name.decode())).st_ino
+        if is_replaced:
+            assert writable.kernel.rename(other, name) == 0
+        else:
+            assert writable.kernel.errno(Opcode.UNLINK, ROOT, name + b"\0") == 0
+        later = Path(upper_path(writable, f"later-{attempt}"))
         later.touch()
         if later.stat().st_ino == number:
             break
