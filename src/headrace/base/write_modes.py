@@ -76,6 +76,8 @@ class WriteModes:
 
     def __init__(self, promises: dict[bytes, _Promise]) -> None:
         self._promises = promises
+        self._only = next(iter(promises.values())) if len(promises) == 1 else None
+        """The promise of all paths, if there is one for all: each creation of a file asks several times."""
         self.any = any(promise.mode is not WriteMode.OFF for promise in promises.values())
         """True if anything at all can be written."""
         self.any_waits = any(promise.waits for promise in promises.values())
@@ -139,6 +141,8 @@ class WriteModes:
         return promise.mode is not WriteMode.OFF and not promise.is_exclusive
 
     def _promise(self, path: bytes) -> _Promise:
+        if self._only is not None:
+            return self._only
         probe = path or b"/"
         if len(probe) > LONG_BYTES:  # a path of hundreds of names is cut to the depth of the configured ones
             probe = b"/".join(probe.split(b"/", self._depth_max + 1)[: self._depth_max + 1])

@@ -18,6 +18,7 @@ from headrace.base.model import Entry, FileId, ObjectMetadata
 from headrace.overlay.content_type_codes import extras_by
 from headrace.store.index import Index
 from headrace.store.reader import CacheReader
+from headrace.store.schema import content_type_code_of, unpack_entry
 from headrace.store.volume import data_path, files_folder
 from headrace.wire.messages import Welcome
 
@@ -81,10 +82,11 @@ class LocalCache:
 
     def open_whole_entry(self, parent: FileId, name: bytes) -> WholeFile | None:
         """Open a file as open_whole does; return it with everything that the index has about it."""
-        row = self.index.whole_entry(parent, name, now_ns())
+        row = self.index.whole_file(parent, name, now_ns())
         if row is None:
             return None
-        entry, volume, encoded_metadata = row
+        _, _, volume, value, record = row
+        entry = unpack_entry(parent, name, value)
         try:
             fd = os.open(
                 DATA_NAME % (entry.id >> TOGETHER_BITS, entry.id), _READ, dir_fd=self._directory_fds[volume]
@@ -92,7 +94,7 @@ class LocalCache:
         except (OSError, IndexError):
             return None
         self._touch(entry.id)
-        return WholeFile(fd, entry, extras_by(encoded_metadata))
+        return WholeFile(fd, entry, extras_by(content_type_code_of(record)))
 
     def reader(self, id: FileId, *, sums: bool = False) -> CacheReader | None:
         """Open the cache file, complete or not; None if nothing trusted is cached, or it was just evicted. sums: the

@@ -109,9 +109,8 @@ class NodeClient:
     def lookup_fast(self, parent: FileId, name: bytes) -> Entry | Miss | None:
         """Return the entry of a name by the index. None means that the name does not exist: the directory's listing
         is fresh."""
-        if self.local.index.fresh_until_ns(parent) <= boot_clock.now_ns():
-            return MISS
-        return self.local.index.lookup(parent, name)
+        is_fresh, entry = self.local.index.fresh_lookup(parent, name, boot_clock.now_ns())
+        return entry if is_fresh else MISS
 
     def lookup(self, parent: FileId, name: bytes, cancel: Cancel | None = None) -> Entry | None:
         self.ask(Lookup(parent=parent, name=name), cancel)

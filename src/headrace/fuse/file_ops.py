@@ -61,8 +61,10 @@ class WritableOperations(NamespaceOperations):
             flags &= ~os.O_EXCL  # the earlier session may have created it, and died before its reply
 
         def work() -> Answer:
-            path = join(self._path(node), name)
-            fd, new = self._tree.create(path, mode, owner, flags)
+            directory, folder = self._upper_of(node)
+            path = join(directory, name)
+            folder = folder if isinstance(folder, os.stat_result) and stat.S_ISDIR(folder.st_mode) else None
+            fd, new = self._tree.create(path, mode, owner, flags, folder)
             if open_flags & abi.OPEN_KILL_SUIDGID and not new:
                 _drop_set_ids(fd)
             file_stat = as_given(os.fstat(fd), fd)
@@ -149,10 +151,9 @@ class WritableOperations(NamespaceOperations):
         if not node & UPPER:
             return super().release(unique, node, request)
         with self._open_files.use(node) as file:
-            if file is not None:
-                self._report_change(node, file)
+            status = None if file is None else self._report_change(node, file)
         fd = self._open_files.release(node, unique)
-        return 0 if fd < 0 else close_last(fd)
+        return 0 if fd < 0 else close_last(fd, status or os.fstat(fd))
 
     def flush(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         with self._open_files.use(node) as file:
@@ -171,13 +172,15 @@ class WritableOperations(NamespaceOperations):
             self._writer.secure(path, cancel)
         return 0
 
-    def _report_change(self, node: int, file: OpenUpper) -> None:
-        """Report the file to the node if it changed since the last report."""
-        ctime = os.fstat(file.fd).st_ctime_ns
+    def _report_change(self, node: int, file: OpenUpper) -> os.stat_result:
+        """Report the file to the node if it changed since the last report. Return its status."""
+        status = os.fstat(file.fd)
+        ctime = status.st_ctime_ns
         path = None if ctime == file.reported_ctime_ns else self._nodes.path(node)
         if path is not None:
             file.reported_ctime_ns = ctime
             self._writer.changed([path])
+        return status
 
     def _answer_when_durable(self, node: int, file: OpenUpper) -> Answer | Deferred:
         """Answer when the file has the durability that its mode promises; at once if it had that since its last
@@ -209,10 +212,10 @@ class WritableOperations(NamespaceOperations):
             return self._answer_when_durable(node, file)
 
     def fsyncdir(self, unique: int, node: int, request: bytearray) -> Answer | DiskTask:
-        upper_stat = self._tree.view.lookup_upper(self._path(node))
-        if not isinstance(upper_stat, os.stat_result):
+        path, upper = self._upper_of(node)
+        if not isinstance(upper, os.stat_result):
             return 0
-        directory = self._upper.at(self._path(node))
+        directory = self._upper.at(path)
         return DiskTask(lambda: _sync_directory(directory))
 
     def read(self, unique: int, node: int, request: bytearray) -> DiskTask | PendingRead:
@@ -373,9 +376,8 @@ class WritableOperations(NamespaceOperations):
         with self._open_files.use(node) as file:
             if file is not None:
                 return read(file.fd)
-        path = self._path(node)
-        is_upper = isinstance(self._tree.view.lookup_upper(path), os.stat_result)
-        return read(self._upper.at(path)) if is_upper else None
+        path, upper = self._upper_of(node)
+        return read(self._upper.at(path)) if isinstance(upper, os.stat_result) else None
 
 
 def _set_attributes(target: bytes | int, fields: tuple[int, ...]) -> None:

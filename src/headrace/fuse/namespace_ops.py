@@ -94,8 +94,7 @@ class NamespaceOperations(Operations):
         super().__init__(
             client, inodes, files, mode=mode, register=register, send=send, mountpoints=mountpoints
         )
-        self._writer = client
-        self._kernel = kernel
+        self._writer, self._kernel = client, kernel
         self._tree = tree = build_tree(self._record_changes)
         self._upper = tree.upper
         self._nodes = NodeTable(tree.upper, client.path_of, inodes.generations)
@@ -196,6 +195,17 @@ class NamespaceOperations(Operations):
             raise OSError(errno.ESTALE, "the node has no name")
         return path
 
+    def _upper_of(self, node: int) -> tuple[bytes, os.stat_result | Hidden | None]:
+        """Return the path of a node, and what the upper layer has there. Raises ESTALE as `_path` does."""
+        if node & UPPER and (path := self._nodes.newest_path(node)) is not None:
+            upper = self._tree.view.lookup_upper(
+                path
+            )  # proves the path, most often: else `_path` reads it, too
+            if isinstance(upper, os.stat_result) and self._nodes.is_node(node, upper):
+                return path, upper
+        path = self._path(node)
+        return path, self._tree.view.lookup_upper(path)
+
     def _path_to_change(self, node: int, *, content: bool = True) -> bytes:
         """Return the path of a node that is to be changed. Raises ESTALE if it no longer has a name. Raises ESTALE,
         too, for a file that only the origin had at the kernel's lookup, if the upper layer has or hides its name by
@@ -267,8 +277,7 @@ class NamespaceOperations(Operations):
         removed = self._nodes.removed_directory(node)
         if removed is not None:
             return self._encode.stat_attr_reply(unique, node, removed)
-        path = self._path(node)
-        upper = self._tree.view.lookup_upper(path)
+        path, upper = self._upper_of(node)
         if isinstance(upper, Hidden) or (upper is None and node & UPPER):
             return errno.ESTALE
         if upper is None:

@@ -13,7 +13,7 @@ import stat
 import threading
 from collections.abc import Callable
 
-from headrace.base.beneath import Pin
+from headrace.base.file_handles import file_handle
 from headrace.base.model import FILE_ID_MAX, ROOT_ID, FileId
 from headrace.base.namespace_path import join
 from headrace.fuse.generations import Generations
@@ -141,7 +141,7 @@ class NodeTable:
 
     def opened(self, node: int, fd: int) -> None:
         """Record which file a node is that is open now. It may be a later one of the same name and inode number."""
-        handle = Pin(fd).handle()
+        handle = file_handle(fd)
         with self._lock:
             record = self._records.get(node)
             if record is not None:
@@ -151,7 +151,7 @@ class NodeTable:
         """Return what identifies a node's file; None if another file has the path, or none. As long as the pin is held,
         no other file gets the inode number."""
         if isinstance(file, int):
-            return Pin(file).handle()
+            return file_handle(file)
         try:
             with self._upper.at(file).pinned() as pin:
                 return pin.handle() if self.is_node(node, pin.fstat()) else None
@@ -295,10 +295,13 @@ class NodeTable:
             return 0
 
     def _is(self, path: bytes, node: int) -> bool:
+        if not node & UPPER:
+            return True
         try:
-            return not node & UPPER or self.is_node(node, self._upper.at(path).lstat())
+            status = self._upper.tree.seen(path)
         except OSError:
             return False
+        return status is not None and self.is_node(node, status)
 
     def _is_same(self, path: bytes, node: int) -> bool:
         """Return whether a path that was not the newest one of a node leads to its file, and to no later one of its

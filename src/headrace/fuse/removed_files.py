@@ -78,9 +78,8 @@ class RemovedFiles:
             os.close(fd)
 
 
-def close_last(fd: int) -> Answer | DiskTask:
+def close_last(fd: int, status: os.stat_result) -> Answer | DiskTask:
     """Close a file that no program has open any more: in the pool if it is large and was removed meanwhile."""
-    status = os.fstat(fd)
     if status.st_nlink or not loses_many_bytes(status, 0):
         os.close(fd)
         return 0

@@ -52,12 +52,13 @@ class CopyUp:
             status = self._make_like_lower(missing.pop())
         return status
 
-    def folder_for(self, path: bytes) -> os.stat_result:
-        """Create the directory of a new name in the upper layer, as `ensure_directory` does. Raises ENAMETOOLONG if the
-        store can't have an object of that name: without it, only the log would report that later."""
+    def folder_for(self, path: bytes, folder: os.stat_result | None = None) -> os.stat_result:
+        """Create the directory of a new name in the upper layer, as `ensure_directory` does, and return its status.
+        folder: the status, if the caller has it. Raises ENAMETOOLONG if the store can't have an object of that name:
+        without it, only the log would report that later."""
         if len(path) > SHORT_PATH_BYTES and self._view.is_put(path) and not self._lower.key_fits(path):
             raise os_error(errno.ENAMETOOLONG, path)
-        return self.ensure_directory(split(path)[0])
+        return folder or self.ensure_directory(split(path)[0])
 
     def _upper_directory(self, path: bytes) -> os.stat_result | None:
         """Return the status of a directory in the upper layer; None if only the origin may have it."""

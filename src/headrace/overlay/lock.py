@@ -30,6 +30,8 @@ class LayerLock:
         self._threads = threading.RLock()
         self._depth = 0
         self._fd = -1
+        self._file = (0, 0)
+        """The device and the inode number of the open lock file."""
 
     def __enter__(self) -> None:
         self._threads.acquire()
@@ -69,6 +71,8 @@ class LayerLock:
         while True:
             if self._fd < 0:
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                own = os.fstat(self._fd)
+                self._file = own.st_dev, own.st_ino
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if self._is_current():
@@ -90,8 +94,7 @@ class LayerLock:
             status = os.stat(self._path)
         except FileNotFoundError:
             return False
-        own = os.fstat(self._fd)
-        return (status.st_dev, status.st_ino) == (own.st_dev, own.st_ino)
+        return (status.st_dev, status.st_ino) == self._file
 
     def _replace(self) -> None:
         """Replace the lock file of a dead holder. The guard file makes sure that only one waiting thread does so."""

@@ -53,6 +53,7 @@ class MergedTree:
         self.copies = CopyUp(self.view, lower, upper)
         self.other_nodes = LeaseCheck(upper, modes)
         self._exact_modes = False
+        self._own_ids = os.geteuid(), os.getegid()
         self._whiteouts = WhiteoutBuilder(upper, lower, self.view.names)
         self.rename = Renamer(
             *(self.view, self.copies, lower, upper),
@@ -82,9 +83,12 @@ class MergedTree:
                 raise NeedsContentError(path, content=content)
         return self.upper.at(path)
 
-    def create(self, path: bytes, mode: int, owner: Owner, flags: int) -> tuple[int, bool]:
+    def create(
+        self, path: bytes, mode: int, owner: Owner, flags: int, folder: os.stat_result | None = None
+    ) -> tuple[int, bool]:
         """Open a file for reading and writing. Return its descriptor, and whether the file is new. An existing file is
-        opened, and truncated if flags say so. Raises EEXIST with O_EXCL.
+        opened, and truncated if flags say so. folder: the status of its directory in the upper layer, if the caller has
+        it. Raises EEXIST with O_EXCL.
 
         Raises ESTALE for an existing file of another user. The kernel takes what this opens for a new file, and checks
         none of its rights. After ESTALE it looks the name up again, and checks them."""
@@ -92,7 +96,7 @@ class MergedTree:
         while True:
             status = self.view.lookup(path)
             if status is None:
-                parent = self.copies.folder_for(path)
+                parent = self.copies.folder_for(path, folder)
                 if flags & os.O_EXCL:
                     self.other_nodes.check_lease(path)
                 fd = self._create_new(path, mode, owner, parent)
@@ -162,7 +166,7 @@ class MergedTree:
         applied the umask. A file that was opened with its mode has it already, if this process has no umask."""
         if not MARKS.single_owner:
             gid = parent.st_gid if parent.st_mode & stat.S_ISGID else owner.gid
-            if (owner.uid, gid) != (os.geteuid(), os.getegid()):
+            if (owner.uid, gid) != self._own_ids:
                 os.fchown(file, owner.uid, gid) if isinstance(file, int) else file.chown(owner.uid, gid)
             elif isinstance(file, int) and self._exact_modes and not mode & 0o7000:
                 return

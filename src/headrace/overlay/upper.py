@@ -122,10 +122,10 @@ class Upper:
     def lookup(self, path: bytes) -> os.stat_result | Hidden | None:
         """Return the status of a name; None if this layer does not have it. The directory of the name must be
         visible."""
-        upper_path = self.at(path)
-        status = upper_path.seen()
+        status = self.tree.seen(path)
         if status is None:
             return None
+        upper_path = self.at(path)
         if is_whiteout(status) or (stat.S_ISDIR(status.st_mode) and is_removed(upper_path)):
             return HIDDEN
         return as_given(status, upper_path)

@@ -42,7 +42,6 @@ from headrace.store.schema import (
     UNVERIFIED,
     CachedFile,
     cached_head,
-    content_type_code_of,
     entry_head,
     fresh_range,
     pack_cached,
@@ -180,6 +179,25 @@ class Index:
         value = self._get(self._entries, KEY.pack(parent) + name)
         return None if value is None else unpack_entry(parent, name, value)
 
+    def fresh_lookup(self, parent: FileId, name: bytes, now_ns: int) -> tuple[bool, Entry | None]:
+        """Return whether the listing of a directory is fresh at now_ns, and then the entry of a name or None. One
+        transaction, as most lookups of a mount need both."""
+        key, now_ms = KEY.pack(parent), self._boot_ms + now_ns // 1_000_000
+        try:
+            txn = self._env.begin()
+            try:
+                fresh = txn.get(key, None, self._directories)
+                if fresh is None or not now_ms < int.from_bytes(fresh, "little") <= self._boot_end:
+                    return False, None
+                value = txn.get(key + name, None, self._entries) if name else None
+            finally:
+                txn.abort()
+        except lmdb.BadValsizeError:  # no name is so long
+            return True, None
+        except lmdb.Error as error:
+            raise translated(self.folder, error) from error
+        return True, None if value is None else unpack_entry(parent, name, value)
+
     def whole_file(
         self, parent: FileId, name: bytes, now_ns: int
     ) -> tuple[FileId, int, int, bytes, bytes] | None:
@@ -210,15 +228,6 @@ class Index:
         if flags & (COMPLETE | UNVERIFIED) != COMPLETE:
             return None
         return id, size_bytes, volume, value, cached
-
-    def whole_entry(self, parent: FileId, name: bytes, now_ns: int) -> tuple[Entry, int, int | None] | None:
-        """Return the entry of such a file, its volume, and `CachedFile.content_type_code`; None as in whole_file."""
-        file = self.whole_file(parent, name, now_ns)
-        return (
-            None
-            if file is None
-            else (unpack_entry(parent, name, file[3]), file[2], content_type_code_of(file[4]))
-        )
 
     def entry(self, id: FileId) -> Entry | None:
         """Return the entry of an id; None if its name belongs to another id now."""

@@ -79,6 +79,25 @@ def test_a_whole_file_is_found_by_name(folder: str) -> None:
         index.close(clean=True)
 
 
+def test_a_lookup_tells_a_fresh_listing_without_a_name_from_an_old_one(folder: str) -> None:
+    index = Index.open(folder, writable=True)
+    try:
+        parent = index.names.ensure_directory(ROOT_ID, b"d")
+        index.names.put_file(parent, b"f", Version(9, 1, "a"), Attributes(5, 0o600, 1, 2))
+        assert index.fresh_lookup(parent, b"f", 0) == (False, None)  # its listing was never taken
+        index.names.set_fresh_until(parent, 100_000_000)
+        entry = index.lookup(parent, b"f")
+        assert entry is not None and index.fresh_lookup(parent, b"f", 99_000_000) == (True, entry)
+        for name in (b"none", b"", b"x" * 300, b"x" * 600):
+            assert index.fresh_lookup(parent, name, 99_000_000) == (True, None)
+        for name in (b"f", b"none", b"", b"x" * 600):
+            assert index.fresh_lookup(parent, name, 100_000_000) == (False, None)
+        index.names.set_fresh_until(parent, FOREVER_NS)
+        assert index.fresh_lookup(parent, b"f", 10**18) == (True, entry)
+    finally:
+        index.close(clean=True)
+
+
 def test_attributes_stay_as_long_as_the_version(folder: str) -> None:
     index = Index.open(folder, writable=True)
     mine = Attributes(5, 0o600, 1, 2)
