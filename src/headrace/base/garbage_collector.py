@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 
 OBJECTS = 50_000
-"""New objects after which the collector runs. Reference counting frees most garbage. By default the collector runs after
-every 700 objects, which takes a twentieth of a session's time while small files are written."""
+"""New objects after which the collector runs. Reference counting frees most garbage. By default the collector runs
+after every 700 objects, which takes a twentieth of a session's time while small files are written."""
 
 
 def collect_rarely() -> None:

@@ -13,7 +13,6 @@ The kernel waits for a reply even when the reader was killed. Rules:
 from __future__ import annotations
 
 import errno
-import gc
 import logging
 import os
 import select
@@ -22,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from headrace.base.errors import HeadraceError
+from headrace.base.garbage_collector import collect_rarely
 from headrace.base.model import FileId
 from headrace.base.write_modes import WriteModes
 from headrace.client.event_stream import EventsLost
@@ -147,8 +147,7 @@ class Session:
         """Serve requests until the mount is gone."""
         if self._tree is not None:
             self._tree.take_umask()
-        gc.collect()
-        gc.freeze()
+        collect_rarely()
         self._loop()
 
     def _answer_init(self) -> None:

@@ -4,7 +4,6 @@ them."""
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import time
@@ -20,6 +19,7 @@ from headrace.base.errors import (
     HeadraceError,
     StoreError,
 )
+from headrace.base.garbage_collector import collect_rarely
 from headrace.base.kept_file import KeptFile
 from headrace.base.listeners import Listeners
 from headrace.base.logs import log_to_stderr
@@ -118,9 +118,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DISK_THREADS = 4
-GC_THRESHOLD = 50_000
-"""Objects after which the garbage collector runs. Reference counting frees most garbage of a node; by default, the
-collector would run after every 700 objects."""
 
 
 class _Stoppable(Protocol):
@@ -663,8 +660,7 @@ def _welcome(config: Config, store: Store) -> Welcome:
 def run_node(config: Config, *, ready_fd: int | None = None, again: bool = False) -> int:
     """Run a node until SIGTERM, SIGINT, SIGHUP or Shutdown; return 0 then, and 1 when it could not start."""
     log_to_stderr(config.log_level)
-    gc.freeze()
-    gc.set_threshold(GC_THRESHOLD, 20, 100)
+    collect_rarely()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(config, ready_fd, again=again))
 
