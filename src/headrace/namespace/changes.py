@@ -7,7 +7,7 @@ flight are left out of its pages.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from headrace.base.model import ROOT_ID, Attributes, FileId, Kind, Version
 from headrace.base.namespace_path import join, names_of, split
@@ -31,13 +31,23 @@ class NameChanges:
 
     def record_put(self, path: bytes, version: Version, attributes: Attributes | None = None) -> None:
         """Record that this node put a file to the origin."""
-        directory_path, name = split(path)
+        self.record_puts([(path, version, attributes)])
+
+    def record_puts(self, puts: Sequence[tuple[bytes, Version, Attributes | None]]) -> None:
+        """Record that this node put files to the origin, in one commit."""
+        directories: dict[bytes, FileId] = {}  # many files of a batch are in the same one
         with self._index.batch():
-            directory = self._tree.make_directories(directory_path)
-            self._index.names.outdate(directory, name)
-            self._index.names.put_file(directory, name, version, attributes)
-        row = NameRow(name, int(Kind.FILE), version.size_bytes, version.mtime_ns, version.token)
-        self._pending.put(directory_path, name, row)
+            for path, version, attributes in puts:
+                above, name = split(path)
+                if above not in directories:
+                    directories[above] = self._tree.make_directories(above)
+                self._index.names.outdate(directories[above], name)
+                if self._index.names.put_file(directories[above], name, version, attributes)[1]:
+                    directories.clear()  # the name may have been that of a directory
+        for path, version, _ in puts:
+            above, name = split(path)
+            row = NameRow(name, int(Kind.FILE), version.size_bytes, version.mtime_ns, version.token)
+            self._pending.put(above, name, row)
 
     def record_directory(self, path: bytes) -> None:
         """Record that this node created a directory at the origin."""

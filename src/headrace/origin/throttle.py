@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
@@ -88,8 +87,11 @@ class ThrottleOrigin(WrapperOrigin):
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
     ) -> Arrived:
-        async with self._limited(end - start, deadline):
-            return await self._inner.read_range(key, start, end, version=version, deadline=deadline)
+        return await self._limited(
+            end - start,
+            deadline,
+            lambda: self._inner.read_range(key, start, end, version=version, deadline=deadline),
+        )
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
         """List a directory. Holds no slot, because a listing's consumer may pause long between two pages."""
@@ -108,30 +110,29 @@ class ThrottleOrigin(WrapperOrigin):
             buckets.append(self._pace.bytes)
         is_free = not buckets and self._pace is None
         is_paid_at_once = is_free or source.size_bytes <= PAID_AT_ONCE_BYTES
-        async with self._limited(source.size_bytes if is_paid_at_once else 0, deadline):
-            if not is_paid_at_once:
-                source = _PacedSource(source, buckets, self._pace, url=self.url, deadline=deadline)
-            return await self._inner.put(
+        size_bytes = source.size_bytes if is_paid_at_once else 0
+        if not is_paid_at_once:
+            source = _PacedSource(source, buckets, self._pace, url=self.url, deadline=deadline)
+        return await self._limited(
+            size_bytes,
+            deadline,
+            lambda: self._inner.put(
                 key, source, condition=condition, attributes=attributes, deadline=deadline
-            )
+            ),
+        )
 
     async def _forward(
         self, name: CallName, key: str, deadline: Deadline, call: Callable[[], Awaitable[Result]]
     ) -> Result:
-        async with self._limited(0, deadline):
-            return await call()
+        return await self._limited(0, deadline, call)
 
-    @contextlib.asynccontextmanager
-    async def _limited(self, size_bytes: int, deadline: Deadline) -> AsyncIterator[None]:
-        async with self._slot(deadline):
-            await self._pay(size_bytes, deadline)
-            yield
-
-    @contextlib.asynccontextmanager
-    async def _slot(self, deadline: Deadline) -> AsyncIterator[None]:
+    async def _limited(
+        self, size_bytes: int, deadline: Deadline, call: Callable[[], Awaitable[Result]]
+    ) -> Result:
+        """Wait for a slot, and for the turn of a call of that size, then make it."""
         if self._slots is None:
-            yield
-            return
+            await self._pay(size_bytes, deadline)
+            return await call()
         try:
             async with asyncio.timeout(deadline.timeout_s()):
                 await self._slots.acquire()
@@ -140,7 +141,8 @@ class ThrottleOrigin(WrapperOrigin):
                 self.url, why="no slot became free before the deadline (concurrency_max)"
             ) from None
         try:
-            yield
+            await self._pay(size_bytes, deadline)
+            return await call()
         finally:
             self._slots.release()
 
@@ -150,6 +152,8 @@ class ThrottleOrigin(WrapperOrigin):
         payments: Charges = [(bucket, amount) for bucket, amount in charges if bucket is not None]
         if self._pace is not None:
             payments += self._pace.charges(size_bytes)
+        if not payments:
+            return  # as on most nodes, for each of thousands of requests a second
         now_s = monotonic_s()
         reservations = [bucket.reserve(amount, now_s) for bucket, amount in payments]
         wait_s = longest_wait_at_best_s(reservations)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import get_ident
 from typing import Any
 
@@ -20,6 +20,7 @@ from headrace.store.environment import Environment, translated
 from headrace.store.schema import KEY
 
 _NEXT_ID = b"next"
+_WITHIN = nullcontext()
 
 
 class Transactions:
@@ -37,29 +38,28 @@ class Transactions:
         self._lock = lock
         self._txn: Any = None
         self._owner = 0
-        self._depth = 0
         self._on_commit: list[Callable[[], None]] = []
 
-    @contextmanager
-    def batch(self) -> Iterator[None]:
-        """Make all writes within the context one commit, or none if an exception leaves it. Batches nest.
+    def batch(self) -> AbstractContextManager[None]:
+        """Make all writes within the context one commit, or none if an exception leaves it. A batch within another one
+        is a part of that.
 
         Blocks while another thread has a batch, and at the end if the disk does not keep up with the checkpoints. The
         commit survives kill -9 on return, a power loss after the next checkpoint.
         """
+        return _WITHIN if self.is_in_batch else self._outermost()
+
+    @contextmanager
+    def _outermost(self) -> Iterator[None]:
         with self._lock:
-            if self._depth == 0:
-                self._begin()
-            self._depth += 1
+            self._begin()
             done, renewal = False, None
             try:
                 yield
                 done = True
             finally:
-                self._depth -= 1
-                if self._depth == 0:
-                    self._end(commit=done)
-                    renewal = self._environment.renew_if_needed()
+                self._end(commit=done)
+                renewal = self._environment.renew_if_needed()
         if renewal is not None:
             renewal.join()
 

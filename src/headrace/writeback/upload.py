@@ -124,7 +124,6 @@ class Uploader:
         *,
         limit_s: Callable[[int], float],
     ) -> None:
-        self._index = namespace.tree.index
         self._names = namespace.changes
         self._layer = layer
         self._upper = layer.upper
@@ -241,9 +240,9 @@ class Uploader:
         with self._upper.lock:
             # a name that was removed meanwhile must stay hidden
             hidden = [self._hide_missing(file) for file in uploaded]
-            with self._index.batch():
-                for file in uploaded:
-                    self._names.record_put(file.path, file.version, attributes_of(file.status))
+            self._names.record_puts(
+                [(file.path, file.version, attributes_of(file.status)) for file in uploaded]
+            )
             failpoint.hit("persist.shown")
             rows = [_row_of(file.path, file.status, file.version) for file in uploaded]
             self._journal.note_all(rows)
