@@ -286,6 +286,22 @@ def test_a_batch_that_fails_leaves_nothing_and_no_id_twice(folder: str) -> None:
     index.close(clean=True)
 
 
+def test_a_batch_within_another_is_a_part_of_it(folder: str) -> None:
+    index = Index.open(folder, writable=True)
+    with pytest.raises(RuntimeError), index.batch():
+        with index.batch():
+            index.names.put_file(ROOT_ID, b"a", V1)
+        raise RuntimeError
+    assert index.lookup(ROOT_ID, b"a") is None
+    with index.batch():
+        with pytest.raises(RuntimeError), index.batch():
+            index.names.put_file(ROOT_ID, b"a", V1)
+            raise RuntimeError
+        index.names.put_file(ROOT_ID, b"b", V1)
+    assert None not in (index.lookup(ROOT_ID, b"a"), index.lookup(ROOT_ID, b"b"))
+    index.close(clean=True)
+
+
 def test_mounts_are_remembered(folder: str) -> None:
     index = Index.open(folder, writable=True)
     index.mounts.put("/data", {"url": "s3://b"})
