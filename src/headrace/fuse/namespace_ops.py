@@ -196,11 +196,10 @@ class NamespaceOperations(Operations):
         return path
 
     def _upper_of(self, node: int) -> tuple[bytes, os.stat_result | Hidden | None]:
-        """Return the path of a node, and what the upper layer has there. Raises ESTALE as `_path` does."""
+        """Return the path of a node, and what the upper layer has there. Raises ESTALE as `_path` does. Most often the
+        status under the newest name proves that path, so that one system call does for both."""
         if node & UPPER and (path := self._nodes.newest_path(node)) is not None:
-            upper = self._tree.view.lookup_upper(
-                path
-            )  # proves the path, most often: else `_path` reads it, too
+            upper = self._tree.view.lookup_upper(path)
             if isinstance(upper, os.stat_result) and self._nodes.is_node(node, upper):
                 return path, upper
         path = self._path(node)

@@ -181,7 +181,7 @@ class Index:
 
     def fresh_lookup(self, parent: FileId, name: bytes, now_ns: int) -> tuple[bool, Entry | None]:
         """Return whether the listing of a directory is fresh at now_ns, and then the entry of a name or None. One
-        transaction, as most lookups of a mount need both."""
+        transaction, as most lookups of a mount need both; it sees nothing of a batch."""
         key, now_ms = KEY.pack(parent), self._boot_ms + now_ns // 1_000_000
         try:
             txn = self._env.begin()

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable
 
 from headrace.base.beneath import Pin, SafePath
 from headrace.base.clock import wall_s
-from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, NoSpaceError, PathNotFoundError
 from headrace.base.file_leases import may_be_open
 from headrace.base.model import Entry, FileId, block_count
@@ -26,7 +25,6 @@ from headrace.base.namespace_path import split
 from headrace.base.sizes import disk_bytes
 from headrace.base.tasks import OwnedTasks
 from headrace.namespace.tree import NameTree
-from headrace.origin.retry import PATIENCE_S
 from headrace.overlay.hiding import is_removal_pending
 from headrace.overlay.kept_times import keeping_times
 from headrace.overlay.mark_names import HIDDEN_FROM_USERS, MARKS
@@ -34,7 +32,7 @@ from headrace.overlay.marks import base_version
 from headrace.overlay.upper import Upper
 from headrace.store.checksum import block_checksums
 from headrace.store.store import Store
-from headrace.writeback.preconditions import HEAD_LIMIT_S
+from headrace.writeback.preconditions import head_deadline
 from headrace.writeback.sync_journal import JournalRecord
 from headrace.writeback.upper_quota import UpperQuota
 from headrace.writeback.writable_layer import WritableLayer
@@ -137,9 +135,8 @@ class Demoter:
         place = self._tree.mounts.find(row.path)
         if place is None or self._layer.is_exclusive(row.path):
             return False
-        deadline = Deadline.after(HEAD_LIMIT_S, patience_s=PATIENCE_S)
         try:
-            info = await place[0].origin.head(place[1], deadline=deadline)
+            info = await place[0].origin.head(place[1], deadline=head_deadline())
         except PathNotFoundError:
             return False
         if info.version != row.version:

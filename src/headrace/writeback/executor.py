@@ -12,7 +12,6 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     ClusterUnavailableError,
     DeadlineExceededError,
@@ -25,13 +24,12 @@ from headrace.base.keyed_lock import KeyedLock
 from headrace.base.namespace_path import split
 from headrace.base.os_errors import unread_error
 from headrace.namespace.namespace import Namespace
-from headrace.origin.retry import PATIENCE_S
 from headrace.writeback.action import WriteBackCounts, by_depth, is_file_of
 from headrace.writeback.changes import ChangeTracker
 from headrace.writeback.dirty_set import DirtyPath
 from headrace.writeback.pending_removals import PendingRemovals, near
 from headrace.writeback.planner import StepPlanner
-from headrace.writeback.preconditions import HEAD_LIMIT_S
+from headrace.writeback.preconditions import head_deadline
 from headrace.writeback.reconcile import SyncStep
 from headrace.writeback.removal import RemovalPropagator
 from headrace.writeback.upload import Uploader
@@ -330,7 +328,7 @@ class SyncExecutor:
             return False
         mount, key = mount_and_key
         try:
-            info = await mount.origin.head(key, deadline=Deadline.after(HEAD_LIMIT_S, patience_s=PATIENCE_S))
+            info = await mount.origin.head(key, deadline=head_deadline())
         except HeadraceError:
             return False
         return row.was_removed(info.version)

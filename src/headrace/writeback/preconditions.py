@@ -26,7 +26,11 @@ QUERIES_MAX = 2
 """Most times that one upload or removal queries the replicas about a conflict. The first answer may be an older version
 than the origin's."""
 HEAD_LIMIT_S = 10.0
-"""Time limit of a HEAD that decides what is to be done for one path, in seconds."""
+
+
+def head_deadline() -> Deadline:
+    """Return the deadline of a HEAD that decides what is to be done for one path."""
+    return Deadline.after(HEAD_LIMIT_S, patience_s=PATIENCE_S)
 
 
 class Preconditions:
@@ -90,7 +94,7 @@ class Preconditions:
         pending = PendingVersion.parse(base.token)
         mount, key = self.locate(path)
         try:
-            info = await mount.origin.head(key, deadline=Deadline.after(HEAD_LIMIT_S, patience_s=PATIENCE_S))
+            info = await mount.origin.head(key, deadline=head_deadline())
         except PathNotFoundError:
             return None
         is_same = (
