@@ -179,7 +179,8 @@ class OriginChangeReconciler:
     def _drop(self, row: JournalRecord) -> None:
         """Drop a clean file from the layer; one that is in use waits."""
         if remove_clean_file(self._upper, row, lambda _: True):
-            self._journal.drop(row.path)
+            # a node that replaced it before it was persisted may still ask for its version
+            self._journal.drop_demoted(row.path)
             self._names.invalidate(split(row.path)[0])
             self._emptied.add(split(row.path)[0])
             self._on_written([row.path])

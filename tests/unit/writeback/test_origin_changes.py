@@ -43,9 +43,14 @@ async def look(layer: LayerFixture, changes: OriginChangeReconciler) -> None:
 
 async def test_what_others_replaced_means_theirs(layer: LayerFixture) -> None:
     changes = await persisted(layer)
+    row = layer.journal.get(PATH)
     layer.memory.hold("d/f", THEIRS)
     await look(layer, changes)
     assert layer.upper.lookup(PATH) is None and layer.journal.get(PATH) is None
+    assert row is not None
+    assert layer.journal.demoted(PATH, row.inode, row.ctime_ns) == row.version, (
+        "who replaced it may ask later"
+    )
     assert PATH in layer.meant_anew and changes.due_s == math.inf
     entry = layer.namespace.tree.entry_at(PATH)
     assert entry is not None and entry.version == await layer.origin_version(PATH)
