@@ -22,7 +22,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from headrace.base.file_handles import file_handle
 from headrace.base.libc import AT_EMPTY_PATH, c_library, c_struct, last_errno
 
 NOREPLACE, EXCHANGE, WHITEOUT = 1, 2, 4
@@ -488,10 +487,6 @@ class Pin:
 
     def fstat(self) -> os.stat_result:
         return os.fstat(self.fd)
-
-    def handle(self) -> bytes:
-        """Return what identifies the file, as `file_handle` does."""
-        return file_handle(self.fd)
 
     def __enter__(self) -> Pin:
         return self

@@ -44,7 +44,7 @@ class NodeRecord:
         """The attributes of a directory that was removed, and that some process may have open."""
         self.names: list[tuple[int, bytes]] = []  # (parent node, name), the newest last
         self.handle = b""
-        """Identifies the file of the upper layer (`Pin.handle`). The node, or another process of the host, may remove
+        """Identifies the file of the upper layer (`file_handle`). The node, or another process of the host, may remove
         it unseen, and its inode number may then be that of a new file."""
 
     def sent(self, place: tuple[int, bytes], handle: bytes) -> None:
@@ -154,7 +154,7 @@ class NodeTable:
             return file_handle(file)
         try:
             with self._upper.at(file).pinned() as pin:
-                return pin.handle() if self.is_node(node, pin.fstat()) else None
+                return file_handle(pin.fd) if self.is_node(node, pin.fstat()) else None
         except OSError:
             return None
 

@@ -50,7 +50,6 @@ class OriginChangeReconciler:
         on_written: Callable[[list[bytes]], None],
     ) -> None:
         self._tree = namespace.tree
-        self._index = namespace.tree.index
         self._names = namespace.changes
         self._layer = layer
         self._upper = layer.upper
@@ -77,11 +76,14 @@ class OriginChangeReconciler:
         or lack a change that an earlier run did not check. It then has this node's uploads, so the next listing shows
         other writers' changes."""
         for start in range(0, len(clean), INDEX_BATCH_ROWS):
-            with self._index.batch():
-                for row, status in clean[start : start + INDEX_BATCH_ROWS]:
-                    entry = self._tree.entry_at(row.path)
-                    if entry is None or entry.version != row.version:
-                        self._names.record_put(row.path, row.version, attributes_of(status))
+            batch = clean[start : start + INDEX_BATCH_ROWS]
+            self._names.record_puts(
+                [
+                    (row.path, row.version, attributes_of(status))
+                    for row, status in batch
+                    if (entry := self._tree.entry_at(row.path)) is None or entry.version != row.version
+                ]
+            )
             await asyncio.sleep(0)
 
     def check_soon(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from headrace.base import beneath
 from headrace.base.beneath import EXCHANGE, NOREPLACE, LinklessMount, Root
+from headrace.base.file_handles import file_handle
 from headrace.base.mount_api import closing_descriptor, detached_mount
 
 
@@ -258,7 +259,7 @@ def test_without_openat2_names_are_walked(number: int, monkeypatch: pytest.Monke
 
 def handle_of(root: Root, path: bytes) -> bytes:
     with root.at(path).pinned() as pin:
-        return pin.handle()
+        return file_handle(pin.fd)
 
 
 def test_a_later_file_has_another_handle(tmp_path: Path) -> None:
