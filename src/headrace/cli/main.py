@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import itertools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ def main() -> int:
 
             say(f"headrace {__version__}")
             return 0
+        _check_none_empty(words)
         # not standalone: errors of the parser become one line like all others
         status = build_app(words[0] if words else "")(
             args=words or ["--help"], prog_name="headrace", standalone_mode=False
@@ -69,6 +71,24 @@ def main() -> int:
         )
         return 1
     return 0
+
+
+def _check_none_empty(words: list[str]) -> None:
+    """Raise UsageError for an empty argument, as a variable of the shell that is not set makes it. It would mean
+    another path than the user wants, such as the working directory. The arguments of a program to run are its own."""
+    if words[:1] == ["run"]:
+        return
+    before = ""
+    for number, word in enumerate(itertools.takewhile(lambda word: word != "--", words), 1):
+        option = before if before.startswith("--") else f"argument {number}"
+        name = word.removesuffix("=")
+        if not word or (word.startswith("--") and name != word):
+            raise UsageError(
+                words[0] or "the command line",
+                why=f"{name or option} is empty",
+                hint="is a variable of the shell not set?",
+            )
+        before = word
 
 
 def build_app(first_word: str = "") -> typer.Typer:

@@ -168,6 +168,13 @@ class Listings:
         if entry is not None and self._tree.is_listed(entry.id):
             await self.refresh_for_names(path)
 
+    async def refresh_after_removal(self, path: bytes) -> None:
+        """Refresh a directory from which this node removed names at the origin. Do nothing if its first listing begins
+        after this call, at the origin. The owner of the directory may have a listing from before."""
+        directory = self._tree.directory_at(path)
+        if directory is not None and (self.is_known(directory) or not self._is_own(directory)):
+            await self.refresh_for_names(path)
+
     async def refresh_for_names(self, path: bytes) -> None:
         """Make the index show the names of a directory as the other nodes and the origin have them now. Do nothing
         for a directory that neither has."""

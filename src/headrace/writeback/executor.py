@@ -301,7 +301,7 @@ class SyncExecutor:
         stale: set[bytes] = set()
         for directory in {split(path)[0] for path in gone}:
             try:
-                await self._listings.refresh_listed(directory)
+                await self._listings.refresh_after_removal(directory)
             except HeadraceError as error:
                 log.info("listing failed path=%s error=%s", os.fsdecode(directory), error)
                 stale.add(directory)

@@ -22,6 +22,7 @@ _MODULES = {
     "sealed_data": ("seal-lists", "unpacked-lists", "seal-records", "origin-seals", "packed-lists"),
     "lazy_layer": ("lazy-names", "lazy-requests"),
     "checkpoints": ("manifests", "manifest-parts", "dcp-metadata", "packed-chunks", "safetensors"),
+    "shards": ("shards",),
     "origins": ("retry-after", "etags", "origin-metadata", "index-pages", "far-answers", "far-urls"),
     "mounts": ("mount-requests",),
     "plans": ("plans",),

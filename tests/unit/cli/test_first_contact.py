@@ -44,6 +44,32 @@ def test_a_shell_completes_commands_and_options() -> None:
     assert completed("up", "--endp") == ["--endpoint"]
 
 
+@pytest.mark.parametrize(
+    ("words", "empty"),
+    [
+        (["up", "", "/mnt/data"], "up: argument 2 is empty"),
+        (["up", "s3://bucket", ""], "up: argument 3 is empty"),
+        (["seal", "make", "/data", "--at", ""], "seal: --at is empty"),
+        (["seal", "make", "/data", "--at="], "seal: --at is empty"),
+        (["free", ""], "free: argument 2 is empty"),
+        ([""], "the command line: argument 1 is empty"),
+    ],
+)
+def test_an_empty_argument_is_no_path(
+    words: list[str], empty: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["headrace", *words])
+    assert main.main() == 2
+    error = capsys.readouterr().err
+    assert error == f"headrace: {empty} (is a variable of the shell not set?)\n"
+
+
+def test_empty_arguments_of_a_program_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    main._check_none_empty(["run", "--name", "x", "--", "true", ""])
+    main._check_none_empty(["run", "true", ""])
+    main._check_none_empty(["lab", "--", ""])
+
+
 def test_up_without_an_origin_asks_for_one(tmp_path: Path) -> None:
     bare = Config(run_folder=str(tmp_path), cache=[CacheVolume(str(tmp_path / "cache"), 1 << 30)])
     with pytest.raises(UsageError, match=r"no ORIGIN is given.*for example: headrace up s3://"):

@@ -23,6 +23,7 @@ from headrace.base.model import Version
 from headrace.base.write_modes import WriteModes
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.namespace import Namespace
+from headrace.namespace.owner_listing import OwnerListingClient
 from headrace.node.writing import CacheOfLayer, WriteBackSettings, WriteState, build_write_back
 from headrace.origin.memory import MemoryOrigin
 from headrace.overlay.marks import set_base
@@ -73,6 +74,7 @@ class LayerFixture:
         modes: str = "back",
         query_replicas: Callable[[bytes], Awaitable[None]] | None = None,
         resolve_version: Callable[[bytes, Version], Awaitable[Version | None]] | None = None,
+        shared: OwnerListingClient | None = None,
     ) -> None:
         self.folder = folder
         self.memory = memory or MemoryOrigin("truth")
@@ -80,7 +82,7 @@ class LayerFixture:
         volume = Volume(0, str(folder / "volume"), 64 << 20)
         self.store = Store.open(str(folder / "volume/index"), [volume], boot_id="1")
         self.namespace = Namespace.build(
-            self.store.index, MountTable(), timeout_s=LIMIT_S, on_changed=lambda _: None
+            self.store.index, MountTable(), timeout_s=LIMIT_S, on_changed=lambda _: None, shared=shared
         )
         self.namespace.mount_points.attach(Mount("/", self.memory.url, self.origin, 3600.0))
         self.upper = Upper(str(folder / "volume/upper"))

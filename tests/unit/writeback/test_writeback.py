@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import AsyncMock
@@ -14,12 +15,15 @@ import pytest
 from headrace.base.clock import monotonic_s
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, OriginUnavailableError, PathNotFoundError
+from headrace.base.model import Kind
 from headrace.base.tasks import OwnedTasks
 from headrace.namespace.mounts import Mount
+from headrace.namespace.owner_listing import OwnerListingClient
 from headrace.origin.memory import MemoryOrigin
 from headrace.overlay.hiding import defer_removal, hide, pending_removals, rename_leaving_whiteout
 from headrace.testing.virtual_loop import pass_time
 from headrace.testing.waiting import until
+from headrace.wire.peer_messages import NameRow, Names
 from headrace.writeback.observers import WriteObserver
 from headrace.writeback.pending_removals import near
 from headrace.writeback.planner import StepPlanner
@@ -45,6 +49,23 @@ class RecordingObserver(WriteObserver):
 
     async def on_persisted(self, paths: list[bytes], folders: set[bytes]) -> None:
         self.persisted.append(sorted(paths))
+
+
+class OlderOwner(OwnerListingClient):
+    """Another node, which owns all directories and has old listings of them. It lists them anew when it is told to."""
+
+    def __init__(self, rows: list[NameRow]) -> None:
+        self._rows = rows
+
+    def owns(self, path: bytes) -> bool:
+        return False
+
+    async def listing(self, path: bytes, *, anew: bool) -> AsyncIterator[Names]:
+        self._rows = [] if anew else self._rows
+        yield Names(self._rows, 60.0, True)
+
+    async def lookup(self, path: bytes, name: bytes, *, anew: bool = False) -> Names | None:
+        return None
 
 
 async def assert_tree(layer: LayerFixture, files: dict[bytes, bytes | None]) -> None:
@@ -93,19 +114,39 @@ async def test_a_removed_name_of_an_older_listing_is_no_failure(
     base = await layer.hold(b"/gone", b"before")
     hide(layer.upper, b"/gone", base)
     write = layer.write_back(delay_s=0.0)
-    refresh = layer.namespace.listings.refresh_listed
+    refresh = layer.namespace.listings.refresh_after_removal
     listings = iter([False])
 
-    async def refresh_listed(path: bytes) -> None:
+    async def refresh_after_removal(path: bytes) -> None:
         await refresh(path)
         if not next(listings, True):
             layer.namespace.changes.record_put(b"/gone", base)
 
-    monkeypatch.setattr(layer.namespace.listings, "refresh_listed", refresh_listed)
+    monkeypatch.setattr(layer.namespace.listings, "refresh_after_removal", refresh_after_removal)
     async with layer.running(write):
         await until(lambda: write.waiting(b"/") == (0, 0))
         assert (write.counts.removed, write.counts.failures) == (1, 0)
         await assert_tree(layer, {b"/gone": None})
+
+
+async def test_the_older_listing_of_an_owner_brings_no_removed_name_back(tmp_path: Path) -> None:
+    """The owner has not heard of the removal, as when this node is cut off. Nobody here has listed the directory."""
+    memory = MemoryOrigin()
+    version = memory.hold("d/gone", b"before")
+    owner = OlderOwner(
+        [NameRow(b"gone", int(Kind.FILE), version.size_bytes, version.mtime_ns, version.token)]
+    )
+    layer = LayerFixture(tmp_path, memory, shared=owner)
+    layer.namespace.tree.make_directories(b"/d")
+    layer.upper.at(b"/d").make_directories(0o755)
+    hide(layer.upper, b"/d/gone", version)
+    async with layer.running(layer.write_back(delay_s=0.0)) as write:
+        await until(lambda: write.counts.removed == 1)
+        directory = layer.namespace.tree.directory_at(b"/d")
+        assert directory is not None
+        await layer.namespace.listings.list(directory)
+        assert layer.names(b"/d") == [] and [*layer.namespace.tree.index.children(directory)] == []
+    layer.crash()
 
 
 async def test_a_path_that_is_not_quiet_waits(layer: LayerFixture) -> None:
