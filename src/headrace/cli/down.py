@@ -48,10 +48,8 @@ def down(
     Also cleans up after processes that were killed.
     """
     from headrace.cli.lowered import TO_MOUNT, become_owner
-    from headrace.cli.target import refuse_empty
     from headrace.config.load import load
 
-    refuse_empty(mountpoint, "MOUNTPOINT")
     folder = load().config.run_folder
     become_owner(folder, TO_MOUNT)
     states = read_states(folder)

@@ -80,13 +80,14 @@ def _check_none_empty(words: list[str]) -> None:
         return
     before = ""
     for number, word in enumerate(itertools.takewhile(lambda word: word != "--", words), 1):
-        option = before if before.startswith("--") else f"argument {number}"
-        name = word.removesuffix("=")
-        if not word or (word.startswith("--") and name != word):
+        empty = "" if word else f"argument {number}"
+        if not word and before.startswith("--"):
+            empty = f"the argument after {before}"
+        if word.startswith("--") and word.endswith("="):
+            empty = word[:-1]
+        if empty:
             raise UsageError(
-                words[0] or "the command line",
-                why=f"{name or option} is empty",
-                hint="is a variable of the shell not set?",
+                "the command line", why=f"{empty} is empty", hint="is a variable of the shell not set?"
             )
         before = word
 

@@ -36,9 +36,8 @@ def find_target(socket: str | None, cache: str | None, path: str | None = None) 
     whose origin has PATH, the only node of this host, the nodes of the setting `nodes`.
 
     --socket may name REST APIs, too. Raises NodeUnavailableError when there is no node, UsageError when there are
-    several or PATH is empty. A process of root becomes the user of the node (`lowered`).
+    several. A process of root becomes the user of the node (`lowered`).
     """
-    refuse_empty(path, "PATH", hint="`/` is the whole namespace")
     if socket is not None and _is_api(socket):
         return Target(socket, _namespace_path(path))
     loaded = load()
@@ -64,13 +63,6 @@ def find_target(socket: str | None, cache: str | None, path: str | None = None) 
     if not running and loaded.config.nodes:
         return Target(loaded.config.nodes, _namespace_path(path))
     return Target(select_node(running, loaded, states, hint=CHOOSE), _namespace_path(path))
-
-
-def refuse_empty(argument: str | None, name: str, *, hint: str = "") -> None:
-    """Raise UsageError for an argument that is empty, like an unset variable of a shell: it would mean the working
-    directory or the whole namespace. name: of the argument."""
-    if argument == "":
-        raise UsageError(f"argument {name}", why="it is empty", hint=hint)
 
 
 def _is_api(socket: str) -> bool:

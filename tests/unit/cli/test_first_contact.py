@@ -14,6 +14,7 @@ import pytest
 
 from headrace.base.errors import MountError, UsageError
 from headrace.cli import main, up
+from headrace.cli.exit_codes import EXIT_CODES
 from headrace.cli.lowered import account_for
 from headrace.cli.state import RunState
 from headrace.cli.up import check_has_origin
@@ -47,21 +48,23 @@ def test_a_shell_completes_commands_and_options() -> None:
 @pytest.mark.parametrize(
     ("words", "empty"),
     [
-        (["up", "", "/mnt/data"], "up: argument 2 is empty"),
-        (["up", "s3://bucket", ""], "up: argument 3 is empty"),
-        (["seal", "make", "/data", "--at", ""], "seal: --at is empty"),
-        (["seal", "make", "/data", "--at="], "seal: --at is empty"),
-        (["free", ""], "free: argument 2 is empty"),
-        ([""], "the command line: argument 1 is empty"),
+        (["up", "", "/mnt/data"], "argument 2"),
+        (["up", "https://user:PW@host", ""], "argument 3"),
+        (["seal", "make", "/data", "--at", ""], "the argument after --at"),
+        (["seal", "make", "/data", "--at="], "--at"),
+        (["free", "", "--socket", "/run/none"], "argument 2"),
+        (["down", ""], "argument 2"),
+        ([""], "argument 1"),
     ],
 )
-def test_an_empty_argument_is_no_path(
+def test_an_empty_argument_is_refused(
     words: list[str], empty: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """It may be an unset variable of a shell. `free` freed everything."""
     monkeypatch.setattr(sys, "argv", ["headrace", *words])
-    assert main.main() == 2
+    assert main.main() == EXIT_CODES["usage"]
     error = capsys.readouterr().err
-    assert error == f"headrace: {empty} (is a variable of the shell not set?)\n"
+    assert error == f"headrace: the command line: {empty} is empty (is a variable of the shell not set?)\n"
 
 
 def test_empty_arguments_of_a_program_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
