@@ -50,6 +50,7 @@ def down(
     from headrace.cli.lowered import TO_MOUNT, become_owner
     from headrace.config.load import load
 
+    options.refuse_empty(mountpoint, "MOUNTPOINT")
     folder = load().config.run_folder
     become_owner(folder, TO_MOUNT)
     states = read_states(folder)

@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from headrace.cli import options
+from headrace.cli.options import refuse_empty
 from headrace.cli.state import RunState
 
 
@@ -38,6 +39,7 @@ def fuse(
     from headrace.cli.up import check_io, log_path_of, show_ready
     from headrace.config.load import load
 
+    refuse_empty(mountpoint, "MOUNTPOINT")
     check_io(io)
     run_folder = load().config.run_folder
     owner = lowered.owner_of(run_folder if socket is None else os.path.dirname(os.path.abspath(socket)))

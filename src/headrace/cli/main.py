@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import itertools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,6 @@ def main() -> int:
 
             say(f"headrace {__version__}")
             return 0
-        _check_none_empty(words)
         # not standalone: errors of the parser become one line like all others
         status = build_app(words[0] if words else "")(
             args=words or ["--help"], prog_name="headrace", standalone_mode=False
@@ -71,25 +69,6 @@ def main() -> int:
         )
         return 1
     return 0
-
-
-def _check_none_empty(words: list[str]) -> None:
-    """Raise UsageError for an empty argument, as a variable of the shell that is not set makes it. It would mean
-    another path than the user wants, such as the working directory. The arguments of a program to run are its own."""
-    if words[:1] == ["run"]:
-        return
-    before = ""
-    for number, word in enumerate(itertools.takewhile(lambda word: word != "--", words), 1):
-        empty = "" if word else f"argument {number}"
-        if not word and before.startswith("--"):
-            empty = f"the argument after {before}"
-        if word.startswith("--") and word.endswith("="):
-            empty = word[:-1]
-        if empty:
-            raise UsageError(
-                "the command line", why=f"{empty} is empty", hint="is a variable of the shell not set?"
-            )
-        before = word
 
 
 def build_app(first_word: str = "") -> typer.Typer:

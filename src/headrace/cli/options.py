@@ -1,10 +1,19 @@
-"""Declares the options that several commands share."""
+"""Declares the options that several commands share, and refuses arguments that are empty."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 import typer
+
+from headrace.base.errors import UsageError
+
+
+def refuse_empty(argument: str | None, name: str, *, hint: str = "") -> None:
+    """Raise UsageError for an argument that is empty, like an unset variable of a shell: it would mean the working
+    directory or the whole namespace. name: of the argument."""
+    if argument == "":
+        raise UsageError(f"argument {name}", why="it is empty", hint=hint)
 
 
 def define(name: str, metavar: str, help: str, *, default: str | None = None) -> Any:

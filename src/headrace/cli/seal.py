@@ -105,6 +105,7 @@ def make(
     from headrace.seal.mountpoint import check_mountpoint
     from headrace.wire.messages import JobStart
 
+    options.refuse_empty(mountpoint, "MOUNTPOINT")
     node, began_s = running_node(socket, cache, path), time.monotonic()
     if mountpoint or in_place:
         _check_may_mount(node)
@@ -160,6 +161,7 @@ def mount(
     """
     from headrace.seal.catalogue import SealId
 
+    options.refuse_empty(mountpoint, "MOUNTPOINT")
     if not (mountpoint or in_place):
         raise UsageError("seal mount", why="no place is given", hint="use --at MOUNTPOINT, or --in-place")
     node = known_node(socket, cache)

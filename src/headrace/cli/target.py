@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.base.errors import HeadraceError, UsageError
 from headrace.base.namespace_path import is_at_or_below
+from headrace.cli import options
 from headrace.cli.lowered import become_owner
 from headrace.cli.state import RunState, answers, lab_states, read_states
 from headrace.client.discovery import running_sockets, select_node
@@ -36,8 +37,9 @@ def find_target(socket: str | None, cache: str | None, path: str | None = None) 
     whose origin has PATH, the only node of this host, the nodes of the setting `nodes`.
 
     --socket may name REST APIs, too. Raises NodeUnavailableError when there is no node, UsageError when there are
-    several. A process of root becomes the user of the node (`lowered`).
+    several or PATH is empty. A process of root becomes the user of the node (`lowered`).
     """
+    options.refuse_empty(path, "PATH", hint="`/` is the whole namespace")
     if socket is not None and _is_api(socket):
         return Target(socket, _namespace_path(path))
     loaded = load()

@@ -69,6 +69,7 @@ def up(
     and those that `headrace mount add` attached before. Without MOUNTPOINT, nothing is mounted.
     """
     began_s = time.monotonic()
+    options.refuse_empty(mountpoint, "MOUNTPOINT")
     if detach:
         from headrace.cli.detach import run_detached
 
@@ -258,7 +259,8 @@ def check_io(io: str) -> None:
 
 def url_of(origin: str) -> str:
     """Return the URL of an origin. Without `://` it is a directory, from this process's working directory. Raises
-    UsageError for a URL with a single slash."""
+    UsageError for a URL with a single slash, or an empty one."""
+    options.refuse_empty(origin, "ORIGIN")
     scheme, colon, rest = origin.partition(":")
     if colon and rest.startswith("/") and not rest.startswith("//") and scheme.isalnum():
         raise UsageError(origin, why="the URL needs two slashes", hint=f"write {scheme}://{rest.lstrip('/')}")

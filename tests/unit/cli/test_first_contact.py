@@ -14,7 +14,6 @@ import pytest
 
 from headrace.base.errors import MountError, UsageError
 from headrace.cli import main, up
-from headrace.cli.exit_codes import EXIT_CODES
 from headrace.cli.lowered import account_for
 from headrace.cli.state import RunState
 from headrace.cli.up import check_has_origin
@@ -43,34 +42,6 @@ def test_a_shell_completes_commands_and_options() -> None:
     assert completed("un") == ["unpin"]
     assert completed("bench", "tr") == ["training"]
     assert completed("up", "--endp") == ["--endpoint"]
-
-
-@pytest.mark.parametrize(
-    ("words", "empty"),
-    [
-        (["up", "", "/mnt/data"], "argument 2"),
-        (["up", "https://user:PW@host", ""], "argument 3"),
-        (["seal", "make", "/data", "--at", ""], "the argument after --at"),
-        (["seal", "make", "/data", "--at="], "--at"),
-        (["free", "", "--socket", "/run/none"], "argument 2"),
-        (["down", ""], "argument 2"),
-        ([""], "argument 1"),
-    ],
-)
-def test_an_empty_argument_is_refused(
-    words: list[str], empty: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It may be an unset variable of a shell. `free` freed everything."""
-    monkeypatch.setattr(sys, "argv", ["headrace", *words])
-    assert main.main() == EXIT_CODES["usage"]
-    error = capsys.readouterr().err
-    assert error == f"headrace: the command line: {empty} is empty (is a variable of the shell not set?)\n"
-
-
-def test_empty_arguments_of_a_program_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    main._check_none_empty(["run", "--name", "x", "--", "true", ""])
-    main._check_none_empty(["run", "true", ""])
-    main._check_none_empty(["lab", "--", ""])
 
 
 def test_up_without_an_origin_asks_for_one(tmp_path: Path) -> None:

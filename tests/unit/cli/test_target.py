@@ -9,6 +9,8 @@ import pytest
 from headrace.base import mount_table
 from headrace.base.errors import NodeUnavailableError, UsageError
 from headrace.base.mount_table import MountTableRow
+from headrace.cli.exit_codes import EXIT_CODES
+from headrace.cli.main import main
 from headrace.cli.target import find_target
 
 MOUNTS = {"/": "ext4", "/mnt": "ext4", "/mnt/data": "fuse.headrace", "/mnt/data/nested": "tmpfs"}
@@ -39,6 +41,56 @@ def test_any_other_path_is_one_of_the_namespace(path: str | None) -> None:
 
 def test_a_named_node_takes_any_path(tmp_path: Path) -> None:
     assert find_target(str(tmp_path / "socket"), None, "/mnt/data").path == "/mnt/data"
+
+
+@pytest.mark.parametrize("socket", [None, "/run/none", "https://host:1"])
+@pytest.mark.parametrize(
+    "command", ["free", "load", "pin", "seal", "persist", "policy explain", "status", "ls"]
+)
+def test_an_empty_path_is_not_the_whole_namespace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, socket: str | None
+) -> None:
+    """It may be an unset variable of a shell. `free` freed everything."""
+    options = ["--socket", socket] if socket is not None else []
+    monkeypatch.setattr("sys.argv", ["headrace", *command.split(), "", *options])
+    assert main() == EXIT_CODES["usage"]
+    assert capsys.readouterr().err == "headrace: argument PATH: it is empty (`/` is the whole namespace)\n"
+
+
+def test_an_empty_path_after_the_options_is_refused_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["headrace", "free", "--", ""])
+    assert main() == EXIT_CODES["usage"]
+    assert "argument PATH: it is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["down", ""],
+        ["fuse", ""],
+        ["up", "/data", ""],
+        ["up", "--", "/data", ""],
+        ["seal", "make", "/data", "--at="],
+        ["seal", "mount", "data@1", "--in-place", "--at", ""],
+    ],
+)
+def test_an_empty_mountpoint_is_not_the_working_directory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["headrace", *words])
+    assert main() == EXIT_CODES["usage"]
+    assert capsys.readouterr().err == "headrace: argument MOUNTPOINT: it is empty\n"
+
+
+@pytest.mark.parametrize("words", [["up", "", "/mnt/data"], ["mount", "add", "/data", ""]])
+def test_an_empty_origin_is_not_the_working_directory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["headrace", *words])
+    assert main() == EXIT_CODES["usage"]
+    assert capsys.readouterr().err == "headrace: argument ORIGIN: it is empty\n"
 
 
 def test_a_password_in_the_url_of_an_unknown_origin_is_not_repeated() -> None:
