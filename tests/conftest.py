@@ -7,8 +7,10 @@ import asyncio
 import functools
 import gc
 import inspect
+import itertools
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -31,6 +33,7 @@ from headrace.vfs.brokered import broker_registry
 from tests import service_logs
 from tests.compiled_tests import compile_part
 from tests.hypothesis_constants import read_part
+from tests.passed_directories import PassedDirectories
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -118,6 +121,10 @@ settings.load_profile(
 
 
 _GUARD = pytest.StashKey[Guard]()
+_HAS_FAILED = pytest.StashKey[bool]()
+_numbers = itertools.count()
+_LETTERS = "abcdefghij"
+"""Stand for digits in names of directories: tests look for numbers in what has paths, too."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -142,6 +149,29 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _no_mount_is_left(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> None:
     pytestconfig.stash[_GUARD].add_folder(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="session")
+def passed_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PassedDirectories]:
+    directories = PassedDirectories(tmp_path_factory.getbasetemp() / "passed")
+    yield directories
+    directories.remove()
+
+
+@pytest.fixture
+def tmp_path(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    passed_directories: PassedDirectories,
+) -> Iterator[Path]:
+    """Make a directory of this test, of a name that no other test of this process has. It stays until the next runs if
+    the test fails. pytest's own fixture looks at all names for the next number, which takes a millisecond."""
+    word = "".join(_LETTERS[int(digit)] for digit in str(next(_numbers)))
+    name = re.sub(r"\W", "_", request.node.name)[:26]
+    directory = tmp_path_factory.mktemp(f"{name}_{word}", numbered=False)
+    yield directory
+    if _HAS_FAILED not in request.node.stash:
+        passed_directories.add(directory)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -237,9 +267,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Escape what is no text in captured logs, as names of files may be: xdist can't send it."""
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note a failure. Escape what is no text in captured logs, as names of files may be: xdist can't send it."""
     report = yield
+    if report.failed:
+        item.stash[_HAS_FAILED] = True
     report.sections = [
         (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
     ]

@@ -65,7 +65,11 @@ class Launch:
     def __init__(self, host: Host, name: str, *, ranks: int) -> None:
         self.results = host.base / name
         self.results.mkdir()
-        self.environment = host.environment | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        self.environment = host.environment | {
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "TMPDIR": str(self.results),  # torchrun makes a directory for logs, and leaves it
+        }
         self._ranks = range(ranks)
         self._log = self.results / "log"
         self._started: list[subprocess.Popen[bytes]] = []
