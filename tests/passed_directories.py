@@ -1,4 +1,4 @@
-"""Keep the directories of tests that passed until all tests of a process are over, without their large files.
+"""Keep the directories of tests that passed until all tests of a process are over, with empty files.
 
 An ext4 without a journal, as the disk of a virtual machine may have, does not use an inode again within a minute or
 more of its removal. A new file looks at each of these inodes, one by one. Where each test removed its directory, that
@@ -12,11 +12,6 @@ import os
 import shutil
 from pathlib import Path
 
-LARGE_BYTES = 1 << 16
-"""A file with more than this on the disk is removed at once. Without that, a run would fill a small disk."""
-_BLOCK_BYTES = 512
-"""Unit of st_blocks, by stat(2)."""
-
 
 class PassedDirectories:
     """Moves directories of tests that passed below one folder. folder: must not exist."""
@@ -27,8 +22,8 @@ class PassedDirectories:
         self._count = 0
 
     def add(self, directory: Path) -> None:
-        """Remove the large files of a directory, and move it. It stays where it is if it can't be moved."""
-        remove_large_files(directory)
+        """Empty the files of a directory, and move it. It stays where it is if it can't be moved."""
+        empty_files(directory)
         with contextlib.suppress(OSError):
             directory.rename(self._folder / str(self._count))
             self._count += 1
@@ -38,13 +33,24 @@ class PassedDirectories:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def remove_large_files(directory: Path) -> None:
-    """Remove the large files below a directory. What can't be looked at, or removed, stays."""
+def empty_files(directory: Path) -> None:
+    """Take the bytes of all files below a directory off the disk. Otherwise a run would fill it, and the removal of
+    files that have come to the disk takes five times as long. What can't be looked at, or emptied, stays."""
     folders = [os.fspath(directory)]
     while folders:
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
-                elif entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES > LARGE_BYTES:
-                    os.unlink(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    empty_file(entry)
+
+
+def empty_file(entry: os.DirEntry[str]) -> None:
+    """Empty a file. A further name of a file is removed: the file may have a name elsewhere, where it is needed."""
+    status = entry.stat(follow_symlinks=False)
+    with contextlib.suppress(OSError):
+        if status.st_nlink > 1:
+            os.unlink(entry.path)
+        elif status.st_size or status.st_blocks:
+            os.truncate(entry.path, 0)

@@ -1,4 +1,4 @@
-"""The directories of tests that passed: without large files, out of the way, and gone at the end."""
+"""The directories of tests that passed: empty, out of the way, and gone at the end."""
 
 from __future__ import annotations
 
@@ -6,38 +6,35 @@ from pathlib import Path
 
 import pytest
 
-from tests.passed_directories import LARGE_BYTES, PassedDirectories
-from tests.random_bytes import random_bytes
-
-LARGE = random_bytes(0, 2 * LARGE_BYTES)
+from tests.passed_directories import PassedDirectories
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Make a directory of a test with a small file, a large one, and a link to a large file of somebody else."""
+    """Make a directory of a test with a file, and with names of files of somebody else."""
     directory = tmp_path / "test"
     (directory / "nested").mkdir(parents=True)
-    (directory / "nested/small").write_bytes(b"small")
-    (directory / "nested/large").write_bytes(LARGE)
-    (tmp_path / "other").write_bytes(LARGE)
-    (directory / "link").symlink_to(tmp_path / "other")
+    (directory / "nested/file").write_bytes(b"of the test")
+    for kind in ("linked", "named"):
+        (tmp_path / kind).write_bytes(b"of somebody else")
+    (directory / "link").symlink_to(tmp_path / "linked")
+    (directory / "second name").hardlink_to(tmp_path / "named")
     return directory
 
 
-def test_a_directory_is_moved_without_its_large_files(directory: Path, tmp_path: Path) -> None:
-    directories = PassedDirectories(tmp_path / "passed")
-    directories.add(directory)
+def test_a_directory_is_moved_with_empty_files(directory: Path, tmp_path: Path) -> None:
+    PassedDirectories(tmp_path / "passed").add(directory)
     assert not directory.exists()
-    assert (tmp_path / "passed/0/nested/small").read_bytes() == b"small"
-    assert not (tmp_path / "passed/0/nested/large").exists()
-    assert (tmp_path / "passed/0/link").is_symlink()
+    assert (tmp_path / "passed/0/nested/file").read_bytes() == b""
 
 
-def test_a_file_elsewhere_stays(directory: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["linked", "named"])
+def test_a_file_of_somebody_else_stays_as_it_is(directory: Path, tmp_path: Path, kind: str) -> None:
     directories = PassedDirectories(tmp_path / "passed")
     directories.add(directory)
+    assert (tmp_path / kind).read_bytes() == b"of somebody else"
     directories.remove()
-    assert (tmp_path / "other").read_bytes() == LARGE
+    assert (tmp_path / kind).read_bytes() == b"of somebody else"
     assert not (tmp_path / "passed").exists()
 
 
