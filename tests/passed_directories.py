@@ -12,6 +12,8 @@ import os
 import shutil
 from pathlib import Path
 
+from headrace.base.file_leases import may_be_open
+
 
 class PassedDirectories:
     """Moves directories of tests that passed below one folder. folder: must not exist."""
@@ -47,10 +49,17 @@ def empty_files(directory: Path) -> None:
 
 
 def empty_file(entry: os.DirEntry[str]) -> None:
-    """Empty a file. A further name of a file is removed: the file may have a name elsewhere, where it is needed."""
+    """Empty a file. Remove a name of a file that is open or mapped, as an index that a test left open, or that may be
+    needed by another name."""
     status = entry.stat(follow_symlinks=False)
+    if not (status.st_size or status.st_blocks):
+        return
     with contextlib.suppress(OSError):
-        if status.st_nlink > 1:
-            os.unlink(entry.path)
-        elif status.st_size or status.st_blocks:
-            os.truncate(entry.path, 0)
+        fd = os.open(entry.path, os.O_WRONLY | os.O_NOFOLLOW)
+        try:
+            if status.st_nlink == 1 and not may_be_open(fd):
+                os.ftruncate(fd, 0)
+            else:
+                os.unlink(entry.path)
+        finally:
+            os.close(fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,14 @@ def test_a_file_of_somebody_else_stays_as_it_is(directory: Path, tmp_path: Path,
     directories.remove()
     assert (tmp_path / kind).read_bytes() == b"of somebody else"
     assert not (tmp_path / "passed").exists()
+
+
+def test_a_file_that_is_mapped_keeps_its_bytes(directory: Path, tmp_path: Path) -> None:
+    with open(directory / "nested/file", "rb") as file:
+        view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    PassedDirectories(tmp_path / "passed").add(directory)
+    assert view[:] == b"of the test"
+    view.close()
 
 
 def test_a_directory_that_the_test_removed_is_no_error(tmp_path: Path) -> None:
