@@ -58,7 +58,7 @@ def down(
     targets.sort(key=lambda state: state.kind not in NEED_A_NODE)  # before the node they need
     ended: list[dict[str, Any]] = []
     for state in targets:
-        _end(state, folder, [other for other in states if other.pid != state.pid and other.alive()])
+        _end(state, folder)
         ended.append(
             {"kind": state.kind, "pid": state.pid, "mountpoint": state.mountpoint, "socket": state.socket}
         )
@@ -88,15 +88,22 @@ def _choose(states: list[RunState], mountpoint: str | None) -> RunState:
     return states[0]
 
 
-def _end(state: RunState, folder: str, others: list[RunState]) -> None:
-    """End a process, and the processes that it runs. others: states of live processes. They may have the mount or the
-    node of a dead one by now."""
+def _end(state: RunState, folder: str) -> None:
+    """End a process, and the processes that it runs."""
     if state.alive():
         if not end(process_of(state), STOP_WITHIN_S):
             raise DeadlineExceededError(
                 f"process {state.pid} has not ended within {STOP_WITHIN_S:.0f} s", hint=f"see {state.log}"
             )
-        return
+        if state.pid not in [left.pid for left in read_states(folder)]:
+            return
+        # something killed it meanwhile: in order, it removes its state file last
+    _clean_up(state, folder, [other for other in read_states(folder) if other.alive()])
+
+
+def _clean_up(state: RunState, folder: str, others: list[RunState]) -> None:
+    """End what a dead process has left. others: states of live processes. They may have its mount or its node by
+    now."""
     from headrace.cli.supervise import detach
     from headrace.fuse.servers import Role, Servers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.proc_stat import began_at
 from headrace.cli.examples import FIELDS
 from headrace.config.secret_options import option_words
 from headrace.testing.servers import S3Server
@@ -111,6 +113,23 @@ def test_down_cleans_up_after_an_up_that_was_killed(host: Host) -> None:
     up.wait()
     host.assert_right()  # node and mount live on
     host.ok("down", host.mount)
+    host.assert_nothing_left()
+
+
+def test_down_cleans_up_after_an_up_that_dies_before_it_ends_in_order(host: Host) -> None:
+    up = host.up()
+    up.signal(signal.SIGKILL)
+    up.wait()
+    dying = subprocess.Popen(["sleep", "1000"])  # ends at SIGTERM, and cleans nothing up
+    try:
+        state = host.run_folder / f"{up.pid}.json"
+        fields = json.loads(state.read_bytes()) | {"pid": dying.pid, "began": began_at(dying.pid)}
+        state.with_name(f"{dying.pid}.json").write_text(json.dumps(fields))
+        state.unlink()
+        host.ok("down", host.mount)
+    finally:
+        dying.kill()
+        dying.wait()
     host.assert_nothing_left()
 
 
