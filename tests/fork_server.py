@@ -464,7 +464,7 @@ def preload(server: str) -> None:
 
 def use_huge_pages() -> None:
     """Ask the kernel to collect memory of this process in huge pages: a fork copies, and its end releases, many entries
-    of page tables at once. That takes 7 % off the kernel's time for a test with nodes."""
+    of page tables at once. That takes 3 to 10 % off the kernel's time of tests with nodes (docs/decisions/0081)."""
     with open("/proc/self/maps", encoding="utf-8") as maps:
         regions = [line.split() for line in maps if " rw-p 00000000 00:00 0 " in line]
     for addresses, *_ in regions:
