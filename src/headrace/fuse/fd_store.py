@@ -302,12 +302,14 @@ def run_fd_store(
         fuse_fd, handover_fd = fds or (device.open_device(), handover_state.create())
         for fd in (fuse_fd, handover_fd):
             os.set_inheritable(fd, False)
+        fd_store = FdStore(
+            arguments, fuse_fd=fuse_fd, handover_fd=handover_fd
+        )  # from here on a signal unmounts
         if rights != ALONE:
             device.mount(fuse_fd, arguments.mountpoint, allow_other=allow_other, read_only=read_only)
     except HeadraceError as error:
         report(ready_fd, error.as_report())
         return 1
-    fd_store = FdStore(arguments, fuse_fd=fuse_fd, handover_fd=handover_fd)
     fd_store.start_session()
     return fd_store.run()
 

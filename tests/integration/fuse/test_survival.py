@@ -180,6 +180,29 @@ def test_a_probe_that_is_killed_leaves_no_mount_and_no_file(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+STOPPED_AT_ONCE = """
+import os, signal, sys
+from headrace.fuse import device, fd_store
+
+def mount(*words, **options):
+    real(*words, **options)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+real, device.mount = device.mount, mount
+sys.exit(fd_store.run_fd_store(mountpoint=sys.argv[1], socket_path=sys.argv[1] + "-socket"))
+"""
+
+
+def test_an_fd_store_that_is_stopped_when_it_has_mounted_leaves_no_mount(tmp_path: Path) -> None:
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    done = subprocess.run([sys.executable, "-c", STOPPED_AT_ONCE, mountpoint], timeout=60, check=False)
+    is_mounted = str(mountpoint) in Path("/proc/self/mountinfo").read_text()
+    device.unmount(str(mountpoint), detach=True)
+    assert not is_mounted
+    assert done.returncode == 0
+
+
 def test_a_session_that_can_not_end_is_replaced(mounter: Mounter) -> None:
     """Its main thread is dead and another is not, which may wait in the kernel for an answer that nobody else gives:
     so it was when a session was killed while it told the kernel of a name in a folder that was being changed."""
