@@ -16,19 +16,17 @@ from headrace.base.file_leases import may_be_open
 
 
 class PassedDirectories:
-    """Moves directories of tests that passed below one folder. folder: must not exist."""
+    """Moves directories of tests that passed, whose names differ, below one folder. folder: must not exist."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self._folder = folder
-        self._count = 0
 
     def add(self, directory: Path) -> None:
         """Empty the files of a directory, and move it. It stays where it is if it can't be moved."""
         empty_files(directory)
         with contextlib.suppress(OSError):
-            directory.rename(self._folder / str(self._count))
-            self._count += 1
+            directory.rename(self._folder / directory.name)
 
     def remove(self) -> None:
         """Remove all of them, as far as that is possible."""

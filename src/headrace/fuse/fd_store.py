@@ -302,9 +302,8 @@ def run_fd_store(
         fuse_fd, handover_fd = fds or (device.open_device(), handover_state.create())
         for fd in (fuse_fd, handover_fd):
             os.set_inheritable(fd, False)
-        fd_store = FdStore(
-            arguments, fuse_fd=fuse_fd, handover_fd=handover_fd
-        )  # from here on a signal unmounts
+        # it handles signals, so one that comes from here on unmounts
+        fd_store = FdStore(arguments, fuse_fd=fuse_fd, handover_fd=handover_fd)
         if rights != ALONE:
             device.mount(fuse_fd, arguments.mountpoint, allow_other=allow_other, read_only=read_only)
     except HeadraceError as error:

@@ -26,7 +26,7 @@ def directory(tmp_path: Path) -> Path:
 def test_a_directory_is_moved_with_empty_files(directory: Path, tmp_path: Path) -> None:
     PassedDirectories(tmp_path / "passed").add(directory)
     assert not directory.exists()
-    assert (tmp_path / "passed/0/nested/file").read_bytes() == b""
+    assert (tmp_path / "passed/test/nested/file").read_bytes() == b""
 
 
 @pytest.mark.parametrize("kind", ["linked", "named"])
