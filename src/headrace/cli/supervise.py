@@ -405,7 +405,8 @@ class Supervisor:
             os.close(fd)  # an open one would block users of the mount forever
         if self._servers is not None:
             self._servers.close()
-        if self.state.mountpoint and (self.state.fd_store_pid or self._mounted is not None):
+        # With these descriptors, nobody else serves the place. An FD store that hung mounts, and reports nothing.
+        if self._mount_fds is not None:
             detach(self.state.mountpoint)
         if self._node is not None:
             self._node.stop(NODE_STOP_S)

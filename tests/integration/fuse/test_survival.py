@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -201,6 +202,43 @@ def test_an_fd_store_that_is_stopped_when_it_has_mounted_leaves_no_mount(tmp_pat
     device.unmount(str(mountpoint), detach=True)
     assert not is_mounted
     assert done.returncode == 0
+
+
+SUPERVISED = """
+import sys
+from headrace.cli import supervise
+from headrace.cli.process import MountOptions
+from headrace.cli.state import RunState
+
+supervise.FD_STORE_STOP_S = 0.1
+folder = sys.argv[1]
+state = RunState(
+    kind="fuse", pid=0, socket=folder + "/socket", mountpoint=folder + "/mnt", log=folder + "/log"
+)
+options = MountOptions("auto", allow_other=False, writable=False)
+supervise.Supervisor(state, folder + "/run", config=None, mount=options).run(print)
+"""
+
+
+def test_an_fd_store_that_hangs_when_it_has_mounted_leaves_no_mount(tmp_path: Path) -> None:
+    """Its node accepts connections and never answers, so it does not become ready."""
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as node:
+        node.bind(str(tmp_path / "socket"))
+        node.listen()
+        command = [sys.executable, "-c", SUPERVISED, str(tmp_path)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as supervisor:
+            wait_until(lambda: mounted_at(str(mountpoint)) is not None)
+            children = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text()
+            (fd_store,) = map(int, children.split())
+            os.kill(fd_store, signal.SIGSTOP)
+            supervisor.terminate()
+            _, errors = supervisor.communicate(timeout=60)
+    is_mounted = mounted_at(str(mountpoint)) is not None
+    device.unmount(str(mountpoint), detach=True)
+    assert not is_mounted
+    assert "stopped before it was ready" in errors
 
 
 def test_a_session_that_can_not_end_is_replaced(mounter: Mounter) -> None:
