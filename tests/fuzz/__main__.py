@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import base64
 import hashlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,8 @@ CORPUS = Path(__file__).parent / "corpus"
 TOLD_BYTES_MAX = 300
 SILENCE_S = 60.0
 """A worker without a new input for so long hangs where Python can't end it."""
+MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
+"""Where a parser's files are: a disk would be its slowest part."""
 START_S = 300.0
 """So long it may import what its parser needs."""
 
@@ -39,7 +42,8 @@ def main() -> int:
         print(f"usage: ./dev fuzz NAME | all; there are: {' '.join(targets.NAMES)}", file=sys.stderr)
         return 2
     if arguments.input:
-        return _replay(names[0], _input_of(arguments.input))
+        with tempfile.TemporaryDirectory(dir=MEMORY) as tempfile.tempdir:
+            return _replay(names[0], _input_of(arguments.input))
     with ThreadPoolExecutor(arguments.jobs) as pool:
         clean = list(pool.map(lambda name: _fuzz(name, arguments), names))
     return 0 if all(clean) else 1
@@ -68,7 +72,7 @@ def _arguments() -> argparse.Namespace:
 
 def _fuzz(name: str, arguments: argparse.Namespace) -> bool:
     """Return whether nothing was found. Print that in one line, and one more for each finding."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         report = _run_worker(name, arguments, Path(folder))
     rate = report.inputs / report.seconds if report.seconds else 0.0
     if report.grown_bytes > GROWTH_BYTES_MAX:
@@ -97,9 +101,17 @@ def _run_worker(name: str, arguments: argparse.Namespace, folder: Path) -> Repor
     command = [sys.executable, "-m", "tests.fuzz.worker", name, f"--seed={arguments.seed}"]
     command += [f"--seconds={arguments.seconds}", f"--inputs={arguments.inputs}", f"--corpus={CORPUS / name}"]
     command += [f"--board={board_path}", f"--report={report_path}"]
+    temporary = folder / "temporary"
+    temporary.mkdir()
+    environment = {
+        **os.environ,
+        "TMPDIR": str(temporary),
+    }  # removed here: the worker removes nothing when it ends
     begun_s = time.monotonic()
     with open(folder / "output", "w+b") as output:
-        worker = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+        worker = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL
+        )
         try:
             hung = _watch(worker, board)
         finally:

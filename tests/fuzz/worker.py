@@ -203,9 +203,6 @@ def main() -> None:
 
         def end() -> None:
             Path(arguments.report).write_bytes(msgspec.msgpack.encode(run.end()))
-            for path in Path(folder).iterdir():
-                path.unlink()
-            Path(folder).rmdir()
             os._exit(0)  # libFuzzer's loop has no other end
 
         if guided:

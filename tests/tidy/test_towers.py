@@ -35,7 +35,8 @@ ALLOWED = {
         "node.node",
         "node.cache",
         "origin.factory",
-    ),  # `node run`, the mark that an index is corrupt, and the check of URLs in a policy
+        "store.spill",
+    ),  # `node run`, the mark of a corrupt index, the check of a policy's URLs, and the remains of a killed node
     "bench": (),
 }
 OUTSIDE = re.compile("|".join(("/wo" + "rk/", "/ro" + "ot/", "/opt/py" + "pi")))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import signal
 import socket
 from contextlib import suppress
@@ -119,13 +118,16 @@ def lab_states(folder: str) -> list[RunState]:
 
 
 def drop_socket(socket_path: str) -> None:
-    """Remove the socket and the spill directory of a node that was killed; those of a live node stay."""
+    """Remove the socket and the spill of a node that was killed; those of a live node stay."""
+    from headrace.config.schema import spill_of
+    from headrace.store.spill import remove_remains
+
     if not answers(socket_path):
         try:
             os.unlink(socket_path)
         except FileNotFoundError:
             pass
-        shutil.rmtree(os.path.splitext(socket_path)[0] + ".spill", ignore_errors=True)
+        remove_remains(*spill_of(socket_path))
 
 
 def process_of(state: RunState) -> int:

@@ -17,7 +17,6 @@ from headrace.store.index import Index
 from headrace.store.volume import SPILL, Volume
 
 SPILL_BYTES_MAX, SPILL_BYTES_MIN = 64 << 20, 8 << 20
-_MEMORY = "/dev/shm"
 _META = b"spill"
 
 
@@ -25,19 +24,26 @@ def open_spill(directory: str, name: str, disks: Sequence[Volume]) -> Volume | N
     """Return the volume, which is created at its first use (`Volume.open`), and delete the remains of a killed node.
     directory: the preferred place. None if only the disks have space."""
     devices = {os.stat(disk.folder).st_dev for disk in disks}
-    for parent in (directory, f"{_MEMORY}/headrace-{os.geteuid()}"):
+    for parent in (directory, _memory_directory()):
         with contextlib.suppress(OSError):
             if parent != directory:
                 os.makedirs(parent, mode=0o700, exist_ok=True)
             status = os.lstat(parent)
             space = os.statvfs(parent)
             capacity_bytes = min(SPILL_BYTES_MAX, space.f_bavail * space.f_frsize // 2)
-            is_ours = status.st_uid == os.geteuid() and not status.st_mode & 0o022
-            if status.st_dev in devices or not is_ours or capacity_bytes < SPILL_BYTES_MIN:
+            if status.st_dev in devices or not _is_ours(status) or capacity_bytes < SPILL_BYTES_MIN:
                 continue
             shutil.rmtree(f"{parent}/{name}.spill", ignore_errors=True)
             return Volume(len(disks), f"{parent}/{name}.spill", capacity_bytes, SPILL)
     return None
+
+
+def remove_remains(directory: str, name: str) -> None:
+    """Delete the spill of a node that was killed. directory, name: as in `open_spill`."""
+    shutil.rmtree(f"{directory}/{name}.spill", ignore_errors=True)
+    with contextlib.suppress(OSError):
+        if _is_ours(os.lstat(_memory_directory())):
+            _remove(f"{_memory_directory()}/{name}.spill")
 
 
 def note_spilled(index: Index, volume: Volume) -> None:
@@ -61,10 +67,7 @@ def forget_spilled(index: Index) -> None:
 
 def remove_spill(volume: Volume) -> None:
     volume.close()
-    shutil.rmtree(volume.folder, ignore_errors=True)
-    if volume.folder.startswith(_MEMORY):
-        with contextlib.suppress(OSError):  # other nodes of this user have their spill there
-            os.rmdir(os.path.dirname(volume.folder))
+    _remove(volume.folder)
 
 
 def close_volumes(disks: Iterable[Volume], spill: Volume | None) -> None:
@@ -73,3 +76,20 @@ def close_volumes(disks: Iterable[Volume], spill: Volume | None) -> None:
         volume.close()
     if spill is not None:
         remove_spill(spill)
+
+
+def _memory_directory() -> str:
+    """Return the directory in memory for the spills of this user's nodes."""
+    return f"/dev/shm/headrace-{os.geteuid()}"
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
+def _remove(folder: str) -> None:
+    """Delete a spill, and the directory in memory if no other node of this user has its spill there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if os.path.dirname(folder) == _memory_directory():
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(folder))

@@ -26,8 +26,6 @@ from headrace.store.checksum import block_checksum
 from tests.fuzz.fuzzer import Fuzzer
 from tests.fuzz.mutations import mutate_tree
 
-_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
-"""Where files of one input lie: a disk would be the slowest part."""
 _FILE = os.memfd_create("headrace-fuzz", os.MFD_CLOEXEC)
 _TOKEN = '"0123456789abcdef0123456789abcdef-12"'
 _VERSION = Version(5 << 20, 1_700_000_000_000_000_000, _TOKEN)
@@ -59,7 +57,7 @@ def _index_values(data: bytes) -> None:
 
 def _checkpoint(data: bytes) -> None:
     """Read the file that an index is restored from after a power loss."""
-    with tempfile.TemporaryDirectory(dir=_MEMORY) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         for name, content in (("data.mdb", bytes(2 * index_checkpoint.PAGE_BYTES)), ("checkpoint", data)):
             with open(f"{folder}/{name}", "wb") as file:
                 file.write(content)
@@ -68,7 +66,7 @@ def _checkpoint(data: bytes) -> None:
 
 
 def _block_map(data: bytes) -> None:
-    with tempfile.TemporaryFile(dir=_MEMORY) as file:
+    with tempfile.TemporaryFile() as file:
         file.write(data)
         file.flush()
         blocks = BlockMap(file.fileno(), _BLOCKS_BYTES, 7, writable=False)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
-import shutil
 import struct
 import tempfile
 
@@ -27,8 +25,7 @@ _SIZED = {Opcode.READ: abi.READ_IN, Opcode.READDIR: abi.READ_IN, Opcode.READDIRP
 def _mount(write: str) -> tuple[MemoryMount, list[int]]:
     """Return a mount of an origin with a few files, and nodes of it. It lasts as long as this process. One of the nodes
     is a file that is open, so that no request ends it."""
-    folder = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = tempfile.mkdtemp()  # the worker's parent removes it
     for path in ("cache", "partial", "source/dir"):
         os.makedirs(f"{folder}/{path}")
     for path in ("small", "dir/inner"):

@@ -21,6 +21,7 @@ import msgspec
 
 from headrace.base.deadline import Deadline
 from headrace.base.mount_table import mount_table
+from headrace.cli.state import drop_socket
 from headrace.client.connection import Connection
 from headrace.client.discovery import read_states, running_sockets
 from headrace.fuse import device
@@ -292,11 +293,13 @@ class Host:
         assert left == [], left
 
     def close(self) -> None:
-        """Whatever happened: no process, no mount, no seal."""
+        """Whatever happened: no process, no mount, no seal, no file in memory."""
         service_logs.collect(self.logs())  # before the end of all, in which a process may see another die
         self._unmount_all()
         self.kill_all()
         self._unmount_all()
+        for log in self.run_folder.glob("*.log"):  # a node that ends removes its socket first
+            drop_socket(str(log.with_suffix(".sock")))
         service_logs.end(self)
 
     def logs(self) -> list[Path]:

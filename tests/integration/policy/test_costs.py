@@ -96,7 +96,7 @@ def test_advice_names_what_to_change(host: Host) -> None:
     for _ in range(11):
         for name in names:
             (host.mount / name).open("rb").close()
-    wait_until(lambda: host.json("policy", "advise")["outlooks"][0]["reads"] >= 1000)
+    wait_until(lambda: host.json("policy", "advise")["outlooks"][0]["reads"] >= 1090)
     advised = host.json("policy", "advise")
     whole = advised["outlooks"][0]
     assert whole["unique_bytes"] == 100 * MIB

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.state import RunState, end, write_state
+from headrace.cli.state import RunState, drop_socket, end, write_state
 from headrace.lab.processes import stopped
 from tests.integration.cli.host import wait_until
 
@@ -24,6 +24,20 @@ def test_a_process_that_its_user_stopped_ends(tmp_path: Path) -> None:
             assert process.wait(60) == -signal.SIGTERM
         finally:
             process.kill()
+
+
+def test_the_spill_of_a_killed_node_goes_with_its_socket(tmp_path: Path) -> None:
+    """It takes memory where the run directory is on a disk."""
+    (tmp_path / f"{tmp_path.name}.sock").touch()
+    memory = Path(f"/dev/shm/headrace-{os.geteuid()}")
+    for parent in (tmp_path, memory):
+        files = parent / f"{tmp_path.name}.spill/files"
+        files.mkdir(parents=True)
+        memory.chmod(0o700)
+        (files / "7.part").touch()
+    drop_socket(str(tmp_path / f"{tmp_path.name}.sock"))
+    assert list(tmp_path.iterdir()) == []
+    assert not (memory / f"{tmp_path.name}.spill").exists()
 
 
 def test_a_state_that_can_not_be_written_leaves_no_file(tmp_path: Path) -> None:
