@@ -12,6 +12,7 @@ import pytest
 
 from headrace.cli.state import RunState, drop_socket, end, write_state
 from headrace.lab.processes import stopped
+from headrace.store import spill
 from tests.integration.cli.host import wait_until
 
 
@@ -26,18 +27,25 @@ def test_a_process_that_its_user_stopped_ends(tmp_path: Path) -> None:
             process.kill()
 
 
-def test_the_spill_of_a_killed_node_goes_with_its_socket(tmp_path: Path) -> None:
-    """It takes memory where the run directory is on a disk."""
-    (tmp_path / f"{tmp_path.name}.sock").touch()
-    memory = Path(f"/dev/shm/headrace-{os.geteuid()}")
-    for parent in (tmp_path, memory):
-        files = parent / f"{tmp_path.name}.spill/files"
-        files.mkdir(parents=True)
-        memory.chmod(0o700)
-        (files / "7.part").touch()
-    drop_socket(str(tmp_path / f"{tmp_path.name}.sock"))
-    assert list(tmp_path.iterdir()) == []
-    assert not (memory / f"{tmp_path.name}.spill").exists()
+def test_the_spill_of_a_killed_node_goes_with_its_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes memory where the run directory is on a disk. The directory in memory goes with the last spill there."""
+    run, memory = tmp_path / "run", tmp_path / "memory"
+    monkeypatch.setattr(spill, "_memory_directory", lambda: str(memory))
+    for name, parent in (("7", run), ("7", memory), ("8", memory)):
+        (parent / f"{name}.spill/files").mkdir(parents=True)
+        (parent / f"{name}.spill/files/1.part").touch()
+    (run / "7.sock").touch()
+    memory.chmod(0o777)
+    drop_socket(str(run / "7.sock"))
+    assert os.listdir(run) == []
+    assert sorted(os.listdir(memory)) == ["7.spill", "8.spill"]  # another user may have exchanged it
+    memory.chmod(0o700)
+    drop_socket(str(run / "7.sock"))
+    assert os.listdir(memory) == ["8.spill"]
+    drop_socket(str(run / "8.sock"))
+    assert not memory.exists()
 
 
 def test_a_state_that_can_not_be_written_leaves_no_file(tmp_path: Path) -> None:
