@@ -13,8 +13,9 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 
+from headrace.base.errors import StoreBusyError
 from headrace.store.index import Index
-from headrace.store.volume import SPILL, Volume
+from headrace.store.volume import SPILL, Volume, take_lock
 
 SPILL_BYTES_MAX, SPILL_BYTES_MIN = 64 << 20, 8 << 20
 _META = b"spill"
@@ -39,11 +40,15 @@ def open_spill(directory: str, name: str, disks: Sequence[Volume]) -> Volume | N
 
 
 def remove_remains(directory: str, name: str) -> None:
-    """Delete the spill of a node that was killed. directory, name: as in `open_spill`."""
+    """Delete the spill of a node that was killed. directory, name: as in `open_spill`. In memory, a spill stays whose
+    cache has a node with another run directory by now."""
     shutil.rmtree(f"{directory}/{name}.spill", ignore_errors=True)
-    with contextlib.suppress(OSError):
+    folder = f"{_memory_directory()}/{name}.spill"
+    with contextlib.suppress(OSError, StoreBusyError):
         if _is_ours(os.lstat(_memory_directory())):
-            _remove(f"{_memory_directory()}/{name}.spill")
+            lock_fd = take_lock(f"{folder}/lock", f"spill {folder}")
+            _remove(folder)
+            os.close(lock_fd)
 
 
 def note_spilled(index: Index, volume: Volume) -> None:

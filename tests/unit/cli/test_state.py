@@ -13,6 +13,7 @@ import pytest
 from headrace.cli.state import RunState, drop_socket, end, write_state
 from headrace.lab.processes import stopped
 from headrace.store import spill
+from headrace.store.volume import take_lock
 from tests.integration.cli.host import wait_until
 
 
@@ -42,6 +43,10 @@ def test_the_spill_of_a_killed_node_goes_with_its_socket(
     assert os.listdir(run) == []
     assert sorted(os.listdir(memory)) == ["7.spill", "8.spill"]  # another user may have exchanged it
     memory.chmod(0o700)
+    lock_fd = take_lock(str(memory / "7.spill/lock"), "spill")
+    drop_socket(str(run / "7.sock"))
+    assert sorted(os.listdir(memory)) == ["7.spill", "8.spill"]  # of the cache's next node
+    os.close(lock_fd)
     drop_socket(str(run / "7.sock"))
     assert os.listdir(memory) == ["8.spill"]
     drop_socket(str(run / "8.sock"))
