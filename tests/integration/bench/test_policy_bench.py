@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from headrace.store.store import Store
 from tests.fork_server import forking
+from tests.integration.cli.host import wait_until
 
 COMPARE = Path(__file__).resolve().parents[3] / "bench" / "compare"
 
@@ -26,11 +30,20 @@ def shorten(patch: pytest.MonkeyPatch, root: str) -> None:
     read, times_s = moves.read, iter((0.1, 0.5, moves.WINDOW_S_MIN))
     # readers take all processors as long as they read; only beside moves is their time needed
     patch.setattr(moves, "read", lambda root, seconds: read(root, seconds=next(times_s)))
+    patch.setattr(moves, "moving", partial(moving_at_least_once, moves.moving))
     patch.setattr(levels, "WARM_ROUNDS", 1)
     patch.setattr(levels, "drop_page_cache", partial(drop_pages_of_mounts, root))  # not those of all tests
     # as many files as are examined at once in the same proportion as in the benchmark
     patch.setattr(expiry, "FILES", expiry.FILES // 4)
     patch.setattr(expiry, "EXAMINED_MAX", 100)
+
+
+@contextmanager
+def moving_at_least_once(moving: Any, store: Store, *arguments: Any) -> Iterator[None]:
+    """Move files as `moving` does, until one was moved: beside other tests that may take longer than the readers."""
+    with moving(store, *arguments):
+        yield
+        wait_until(lambda: store.moves.counts.bytes_moved > 0)
 
 
 def drop_pages_of_mounts(root: str) -> None:
