@@ -26,7 +26,7 @@ TOLD_BYTES_MAX = 300
 SILENCE_S = 60.0
 """A worker without a new input for so long hangs where Python can't end it."""
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
-"""Where a parser's files are: a disk would be its slowest part."""
+"""Directory for the files of parsers. A disk would be their slowest part."""
 START_S = 300.0
 """So long it may import what its parser needs."""
 

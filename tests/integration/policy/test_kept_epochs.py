@@ -36,6 +36,9 @@ def test_a_second_epoch_finds_what_the_first_one_left(host: Host) -> None:
             host.assert_right(*names[start : start + 20])
         wait_until(partial(is_reported, host, epoch))
         read_bytes.append(host.status()["origin"]["bytes_read"] - before)
-    assert cached(host, names) >= 50
+    kept = min(
+        cached(host, names), CACHE_FILES
+    )  # what a reader has in the spill is cached, too, and not kept
+    assert kept >= 50
     assert host.status()["predictions"]["files_kept_out"] > FILES // 4
-    assert read_bytes[-1] <= 0.75 * FILES * MIB  # the least recently used files evicted, it is 0.83 to 0.92
+    assert read_bytes[-1] <= (FILES - 0.75 * kept) * MIB
