@@ -14,8 +14,7 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
-
+from headrace.base.decoding import decode_msgpack
 from tests.fuzz import targets
 from tests.fuzz.judge import GROWTH_BYTES_MAX, Judge
 from tests.fuzz.worker import BOARD_BYTES, Board, Found, Report
@@ -103,10 +102,7 @@ def _run_worker(name: str, arguments: argparse.Namespace, folder: Path) -> Repor
     command += [f"--board={board_path}", f"--report={report_path}"]
     temporary = folder / "temporary"
     temporary.mkdir()
-    environment = {
-        **os.environ,
-        "TMPDIR": str(temporary),
-    }  # removed here: the worker removes nothing when it ends
+    environment = {**os.environ, "TMPDIR": str(temporary)}  # the worker removes nothing when it ends
     begun_s = time.monotonic()
     with open(folder / "output", "w+b") as output:
         worker = subprocess.Popen(
@@ -118,7 +114,7 @@ def _run_worker(name: str, arguments: argparse.Namespace, folder: Path) -> Repor
             worker.kill()
             worker.wait()
         if report_path.exists():
-            return msgspec.msgpack.decode(report_path.read_bytes(), type=Report)
+            return decode_msgpack(report_path.read_bytes(), Report)
         output.seek(0)
         said = output.read().decode(errors="replace").strip().splitlines()[-1:]
     story = "hangs outside of Python" if hung else f"the process died (status {worker.returncode}): {said}"

@@ -430,7 +430,7 @@ def _wait_ready(lab_state: state.LabState, number: int, pid: int) -> None:
     directory = _part(lab_state, f"node-{number}")
     try:
         processes.wait_until(
-            lambda: _has_reported_ready(directory), directory, name="up", within_s=READY_WITHIN_S, pid=pid
+            lambda: _has_reported_ready(directory), pid, directory, name="up", within_s=READY_WITHIN_S
         )
     except processes.NotReadyError as error:
         raise error.of_node(number) from None

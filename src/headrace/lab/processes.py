@@ -17,7 +17,9 @@ from headrace.base.errors import DeadlineExceededError, HeadraceError
 from headrace.base.proc_stat import ENDED, stat_fields, state_of
 
 MARK = "HEADRACE_RUN_FOLDER"
-EXEC_LOOKS = 50
+EXEC_WAIT_S = 1.0
+"""Longest wait for the environment of a process that is executing a new program. It may wait for its disk, or for a
+core."""
 LINE_PREFIX = "headrace: "
 """Begins the line of an error of the command line."""
 _PF_KTHREAD = 0x200000
@@ -159,17 +161,17 @@ def _wait_for_all(directory: str, within_s: float) -> bool:
     return True
 
 
-def _wait_for_end(pid: int, within_s: float) -> int | None:
-    """Wait for the end of a process, and reap it. Return its exit status; None if it is unknown."""
+def _wait_for_end(pid: int, within_s: float) -> None:
+    """Wait for the end of a process, and reap it."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
-        return None
+        return
     try:
         watched = select.poll()  # not select.select: a program may have descriptors above 1023
         watched.register(pidfd, select.POLLIN)
         watched.poll(within_s * 1000)
-        return _reap(pid)
+        _reap(pid)
     finally:
         os.close(pidfd)
 
@@ -184,44 +186,52 @@ def _reap(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if reaped else None
 
 
-def wait_until(
-    ready: Callable[[], bool], directory: str, *, name: str, within_s: float, pid: int = 0
-) -> None:
+def wait_until(ready: Callable[[], bool], pid: int, directory: str, *, name: str, within_s: float) -> None:
     """Poll `ready` until it returns true. Raise NotReadyError with the last log line if the process ended or time is
-    up. pid: of the process, a child of this one whose exit status matters."""
+    up. pid: as `spawn` returned it."""
     until_s = time.monotonic() + within_s
     while not ready():
-        has_ended = not marked(directory)
+        has_ended = state_of(pid) in ("", *ENDED)
         if has_ended or time.monotonic() > until_s:
             state = "ended before it was ready" if has_ended else f"was not ready in {within_s:.0f} s"
             raise NotReadyError(
                 f"{name} {state}",
                 last_log_line(directory, name),
                 hint=f"see {log_of(directory, name)}",
-                status=_wait_for_end(pid, 1.0) if has_ended and pid else None,
+                status=_reap(pid) if has_ended else None,
             )
         time.sleep(0.03)  # the pause between two polls
 
 
 def _has(pid: int, mark: bytes) -> bool:
     """Return whether a process carries the mark. A zombie has no environment any more, so it carries none."""
-    for _ in range(EXEC_LOOKS):
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as source:
-                words = source.read()
-        except OSError:
+    until_s = time.monotonic() + EXEC_WAIT_S
+    while True:
+        words = _environment(pid)
+        if words is None:
             return False
-        if words or not _is_in_exec(pid):
+        if words or not _is_in_exec(pid) or time.monotonic() > until_s:
             return mark in words.split(b"\0")
         time.sleep(0.001)
-    return False
+
+
+def _environment(pid: int) -> bytes | None:
+    """Return the environment that a process began with; None if it has ended, or if only its owner may read it."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as source:
+            return source.read()
+    except OSError:
+        return None
 
 
 def _is_in_exec(pid: int) -> bool:
-    """Return whether a process without environment, neither a zombie nor the kernel's own, is just executing a new
-    program."""
+    """Return whether a process whose environment was empty was just executing a new program. The kernel sets the
+    addresses of the environment last. They are equal, and not 0, if the program really has none."""
     fields = stat_fields(pid)
-    return fields is not None and fields[0] not in ENDED and not int(fields[6]) & _PF_KTHREAD
+    if fields is None or fields[0] in ENDED or int(fields[6]) & _PF_KTHREAD:
+        return False
+    start, end = fields[47:49]
+    return start == "0" or start != end
 
 
 def _command(pid: int) -> str:

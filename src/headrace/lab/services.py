@@ -34,9 +34,9 @@ def start_etcd(directory: str, address: str) -> str:
     program = _program("etcd", "put it on PATH")
     ports = servers.free_ports(2)
     words = [*etcd.etcd_command(program, directory, address, ports), "--log-level", "warn"]
-    processes.spawn(words, directory, name="etcd", environment={})
+    pid = processes.spawn(words, directory, name="etcd", environment={})
     processes.wait_until(
-        lambda: _connects(address, ports[0]), directory, name="etcd", within_s=READY_WITHIN_S
+        lambda: _connects(address, ports[0]), pid, directory, name="etcd", within_s=READY_WITHIN_S
     )
     return f"etcd://{address}:{ports[0]}/lab"
 
@@ -54,13 +54,14 @@ def start_object_store(directory: str, address: str) -> ObjectStore:
     words = [
         word.replace("127.0.0.1", address) for word in servers.weed_command(weed, directory, ports, config)
     ]
-    processes.spawn(words, directory, name="origin", environment={})
+    pid = processes.spawn(words, directory, name="origin", environment={})
     endpoint = f"http://{address}:{ports[6]}"
     options = servers.s3_options(endpoint, key, secret)
     store = servers.s3_store(endpoint, bucket, key, secret)
     server = servers.S3Server("s3", endpoint, bucket, store, options)
     processes.wait_until(
         lambda: _connects(address, ports[6]) and servers.takes_object(server),
+        pid,
         directory,
         name="origin",
         within_s=READY_WITHIN_S,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import HeadraceError, UsageError
+from headrace.base.proc_stat import stat_fields
 from headrace.lab import processes, state
 from headrace.lab.lab import Lab, LabPlan
 from headrace.lab.network import Loopback, Namespaces, parse_rate
@@ -56,21 +57,65 @@ def test_only_marked_processes_are_found_and_killed(tmp_path: Path) -> None:
         other.wait()
 
 
+def test_a_process_that_executes_its_program_slowly_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no environment until the kernel has loaded the program, which may wait for the disk."""
+    mark = f"{processes.MARK}={tmp_path}".encode()
+    in_exec = stat_of(os.getpid(), environment=("0", "0"))
+    environments = iter([b""] * 60 + [b"A=b\0" + mark + b"\0"])
+    monkeypatch.setattr(processes, "_environment", lambda pid: next(environments))
+    monkeypatch.setattr(processes, "stat_fields", lambda pid: in_exec)
+    monkeypatch.setattr(processes, "EXEC_WAIT_S", 60.0)
+    assert processes._has(os.getpid(), mark)
+    assert next(environments, None) is None
+
+
+def test_a_program_that_was_loaded_between_two_looks_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = f"{processes.MARK}={tmp_path}".encode()
+    environments = iter([b"", mark])
+    monkeypatch.setattr(processes, "_environment", lambda pid: next(environments))
+    assert processes._has(os.getpid(), mark)
+
+
+def test_a_process_without_environment_is_not_waited_for() -> None:
+    words = "import time; print('up', flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", words], env={}, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        assert processes._environment(process.pid) == b""
+        assert not processes._is_in_exec(process.pid)
+        assert not processes._has(process.pid, b"A=b")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def stat_of(pid: int, *, environment: tuple[str, str]) -> list[str]:
+    """Return the fields of a process, with other addresses of its environment."""
+    fields = stat_fields(pid)
+    assert fields is not None
+    return [*fields[:47], *environment, *fields[49:]]
+
+
 def test_end_takes_who_ignores_sigterm(tmp_path: Path) -> None:
     folder = str(tmp_path)
     words = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
-    processes.spawn([sys.executable, "-c", words], folder, name="stubborn", environment={})
+    pid = processes.spawn([sys.executable, "-c", words], folder, name="stubborn", environment={})
     log = Path(processes.log_of(folder, "stubborn"))
-    processes.wait_until(lambda: log.read_text() == "up\n", folder, name="stubborn", within_s=20)
+    processes.wait_until(lambda: log.read_text() == "up\n", pid, folder, name="stubborn", within_s=20)
     processes.end(folder, patience_s=0.3)
     assert processes.marked(folder) == {}
 
 
 def test_who_ends_before_it_is_ready_is_quoted(tmp_path: Path) -> None:
     words = [sys.executable, "-c", "raise SystemExit('no such luck')"]
-    processes.spawn(words, str(tmp_path), name="unlucky", environment={})
+    pid = processes.spawn(words, str(tmp_path), name="unlucky", environment={})
     with pytest.raises(HeadraceError, match="no such luck"):
-        processes.wait_until(lambda: False, str(tmp_path), name="unlucky", within_s=20)
+        processes.wait_until(lambda: False, pid, str(tmp_path), name="unlucky", within_s=20)
 
 
 def test_state_is_kept_and_for_its_owner_only(tmp_path: Path) -> None:
