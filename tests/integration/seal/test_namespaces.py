@@ -15,12 +15,22 @@ from tests.integration.cli.host import Host, wait_until
 pytestmark = [pytest.mark.root, pytest.mark.timeout(90)]
 
 
-class Container:
-    """A process in a mount namespace of its own; `flags` are those of unshare(1)."""
+DROP_OTHERS = """
+awk -v kept="$0/" '$5 ~ "/pytest-of-" && index($5 "/", kept) != 1 {print $5}' /proc/self/mountinfo |
+  while read -r mount; do umount --lazy "$mount" 2>/dev/null; done
+exec "$@"
+"""
+"""Runs a program without the mounts of other tests, which would be in use until its end."""
 
-    def __init__(self, *flags: str) -> None:
+
+class Container:
+    """A process in a mount namespace of its own, with the mounts below a directory; `flags` are those of unshare(1)."""
+
+    def __init__(self, base: Path, *flags: str) -> None:
+        without_others = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", DROP_OTHERS, str(base)]
         self._process = subprocess.Popen(
-            ["unshare", "--mount", *flags, "sh", "-c", "echo ready; exec sleep 1000"], stdout=subprocess.PIPE
+            [*without_others, "unshare", "--mount", *flags, "sh", "-c", "echo ready; exec sleep 1000"],
+            stdout=subprocess.PIPE,
         )
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"ready\n"
@@ -73,7 +83,7 @@ def containers() -> Iterator[list[Container]]:
 def test_a_container_follows_the_seals_of_the_host(host: Host, containers: list[Container]) -> None:
     """Propagation `slave` is what Kubernetes calls HostToContainer."""
     host.up()
-    container = Container("--propagation", "slave")
+    container = Container(host.base, "--propagation", "slave")
     containers.append(container)
     path, truth = host.mount / "images/3.bin", host.truth / "images/3.bin"
     first = truth.read_bytes()
@@ -92,7 +102,7 @@ def test_a_container_follows_the_seals_of_the_host(host: Host, containers: list[
 
 def test_a_private_container_goes_on_with_the_mount(host: Host, containers: list[Container]) -> None:
     host.up()
-    container = Container("--propagation", "private")
+    container = Container(host.base, "--propagation", "private")
     containers.append(container)
     host.ok("seal", host.mount / "images", "--in-place")
     assert container.seals(host) == 0
@@ -106,7 +116,7 @@ def test_a_user_namespace_reads_a_seal(host: Host, containers: list[Container]) 
     host.up()
     sealed = host.base / "sealed"
     host.ok("seal", host.mount / "images", "--at", sealed, "--allow-other")
-    container = Container("--user", "--map-root-user")
+    container = Container(host.base, "--user", "--map-root-user")
     containers.append(container)
     assert container.read(sealed / "large") == (host.truth / "images/large").read_bytes()
     assert container.run("sh", "-c", f"echo x > {sealed}/3.bin").returncode != 0
@@ -117,7 +127,7 @@ def test_who_still_has_a_removed_seal_reads_its_files(host: Host, containers: li
     host.up()
     sealed = host.base / "sealed"
     host.ok("seal", host.mount / "images", "--at", sealed)
-    container = Container("--propagation", "private")
+    container = Container(host.base, "--propagation", "private")
     containers.append(container)
     with (sealed / "3.bin").open("rb") as opened:
         assert host.json("seal", "remove", "images@1") == {"seal": "images@1", "in_use": True}
@@ -147,7 +157,7 @@ def test_a_mountpoint_stays_while_a_container_has_a_seal_there(
     sealed = host.base / "sealed"
     for _ in range(2):
         host.ok("seal", host.mount / "images", "--at", sealed)
-        containers.append(Container("--propagation", "private"))
+        containers.append(Container(host.base, "--propagation", "private"))
     for version in ("images@1", "images@2"):
         host.ok("seal", "remove", version)
     containers.pop().end()
