@@ -18,6 +18,8 @@ from tests import fork_server
 SCRIPTS = Path(__file__).with_name("scripts")
 ROOT = Path(__file__).parents[3]
 WARM_UP_S = 0.5
+REPORTING = ("healthy", "healthy_processor")
+"""Scripts that report their first steps. Until then not even a healthy job is healthy, and a busy machine is slow."""
 WATCHED_S = 2.0
 RATE_HZ = "50"
 LIMIT_S = 60.0
@@ -28,8 +30,14 @@ class JobForkServer:
 
     def __init__(self, log: Path) -> None:
         paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        self._reports = log.parent / "reports"
+        self._reports.mkdir()
         # jobs are killed, and torch's workers leave sockets then
-        self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(log.parent)}
+        self.environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "TMPDIR": str(log.parent),
+            "JOB_REPORTS": str(self._reports),
+        }
         self._orders = 0
         with log.open("wb") as sink:
             self._parent = subprocess.Popen(
@@ -50,7 +58,14 @@ class JobForkServer:
                 with contextlib.suppress(ProcessLookupError):
                     kill(answer[1], signal.SIGKILL)
         pid = answer[1]
-        time.sleep(WARM_UP_S)
+        if script in REPORTING:
+            report, give_up_s = self._reports / str(pid), time.monotonic() + LIMIT_S
+            while not report.exists():
+                assert time.monotonic() < give_up_s, f"{script} doesn't train"
+                time.sleep(0.02)
+            report.unlink()
+        else:
+            time.sleep(WARM_UP_S)
         return pid
 
     def order(self, script: str, *words: object, group: Path | None = None) -> int:
@@ -63,23 +78,30 @@ class JobForkServer:
         return self._orders
 
     def diagnose(
-        self, script: str, *words: object, group: Path | None = None, run_folder: str = ""
+        self,
+        script: str,
+        *words: object,
+        group: Path | None = None,
+        run_folder: str = "",
+        watched_s: float = WATCHED_S,
     ) -> dict[str, Any]:
         """Return what `headrace diagnose --pid --json` says of the script. run_folder: of the node whose mount it
         reads."""
         pid = self.start(script, *words, group=group)
         try:
-            return self.watch(pid, run_folder=run_folder)
+            return self.watch(pid, run_folder=run_folder, watched_s=watched_s)
         finally:
             os.killpg(pid, signal.SIGKILL)
 
-    def watch(self, pid: int, *extra: str, run_folder: str = "") -> dict[str, Any]:
+    def watch(
+        self, pid: int, *extra: str, run_folder: str = "", watched_s: float = WATCHED_S
+    ) -> dict[str, Any]:
         words = [
             "diagnose",
             "--pid",
             str(pid),
             "--seconds",
-            str(WATCHED_S),
+            str(watched_s),
             "--rate",
             RATE_HZ,
             "--json",
