@@ -25,7 +25,8 @@ from headrace.testing.servers import free_ports
 from tests.integration.diagnose.job_fork_server import JobForkServer
 
 MOSTLY = 0.3
-"""A share of the time that is most of it. Each script is made to lose far more: a machine of tests is never idle."""
+"""A share of the time that is most of it. Each script is made to lose far more: a machine of tests is never idle. But
+its steps are long enough to be sampled on the busiest one: nothing can overlap with a step that was never seen."""
 
 FUSERMOUNT = Path(__file__).with_name("fusermount.py")
 BYTES_S = 4_000_000

@@ -20,4 +20,4 @@ class Ready(Dataset[torch.Tensor]):
 device = torch.device("cpu")
 for batch in DataLoader(Ready(), batch_size=None, num_workers=1):
     on_device = batch.to(device, dtype=torch.float64)
-    time.sleep(0.002)
+    time.sleep(0.03)

@@ -22,4 +22,4 @@ def augment(index: int) -> torch.Tensor:
 
 
 for _ in DataLoader(Augmented(), batch_size=8, num_workers=0):
-    time.sleep(0.005)
+    time.sleep(0.02)
